@@ -1,0 +1,1 @@
+"""Harness that proves a fused-forward implementation on every megatron-core."""
