@@ -1,0 +1,214 @@
+"""``linear_cross_entropy``: log-probs and entropies of ``softmax(hidden @ weight.T * scale / temperature)``.
+
+The public function checks, chooses the path and owns the autograd function; the arithmetic lives in the backends.
+``[tokens, vocabulary]`` is never held by any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+from mcore_fused.errors import CallArgumentError
+from mcore_fused.kernel import torch_backend
+from mcore_fused.kernel.arguments import BACKENDS, REDUCTIONS, normalise_call
+from mcore_fused.kernel.dispatch import choose_path
+from mcore_fused.kernel.launches import record_launch
+from mcore_fused.kernel.statistics import Finished, finish, row_coefficients
+from mcore_fused.kernel.tensor_parallel import (
+    active_group,
+    exchange_shard_sizes,
+    gather_statistics,
+    start_all_reduce,
+)
+
+__all__ = ["linear_cross_entropy"]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a call needs besides its tensors."""
+
+    path: str
+    ignore_index: int
+    vocab_size: int | None
+    group: dist.ProcessGroup | None
+    reduce_hidden_grad: bool
+    check_labels: bool
+    keep_bytes: int
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "none",
+    tp_group: Any = None,
+    *,
+    ignore_index: int = -100,
+    scale: float = 1.0,
+    vocab_size: int | None = None,
+    logits_budget_bytes: int = 0,
+    reduce_hidden_grad: bool = True,
+    check_labels: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each label and entropy of each row, without holding the logits.
+
+    Args:
+        hidden: ``[tokens, H]`` or ``[a, b, H]``; bf16, fp16, fp32 or fp64; any strides (a layout that the device
+            cannot read in rows costs one copy).
+        weight: ``[V, H]``, this rank's vocabulary rows; same dtypes. Different dtypes are promoted as torch does
+            (bf16 with fp32 computes in fp32); autocast casts both, as it does for a linear layer. fp32 is true fp32.
+        labels: integers of shape ``hidden.shape[:-1]``, ids in the global vocabulary.
+        temperature: finite and above 0: a number, or a tensor of the labels' shape. Divides the logits in fp32. On
+            an accelerator a tensor's values are only read with ``check_labels``; a bad one gives NaN in its row.
+        reduction: "none", or "sum" / "mean" over the tokens that are not ignored (mean over none of them is NaN).
+        tp_group: torch.distributed group over which the vocabulary is sharded in rank order; shards may differ in
+            size. Every rank passes the same hidden states and labels.
+        ignore_index: a row with this label gives exactly 0 and 0, and no gradient.
+        scale: logit multiplier (MuP), applied before the temperature.
+        vocab_size: rows of the global weight that are real; padding rows beyond it take no part. With ``tp_group``
+            this reads the shard sizes on the host.
+        logits_budget_bytes: memory that the forward may keep so that the backward recomputes less. It is rounded
+            down to whole vocabulary chunks; too small a budget keeps nothing.
+        reduce_hidden_grad: sum the hidden gradient over ``tp_group``. False where the caller's own layers do it.
+        check_labels: read labels and per-token temperatures on the host and refuse bad ones. Stops the host until
+            the device is idle. Without it a bad label gives a NaN log-prob and never touches memory.
+        backend: "auto" takes Triton on a GPU that has it, torch otherwise. "triton" on CPU needs Triton's
+            interpreter (``TRITON_INTERPRET=1``).
+
+    Returns:
+        ``(log_probs, entropy)`` in nats, fp32 (fp64 for fp64 inputs), of the labels' shape, or 0-dim if reduced.
+        Differentiable in hidden and weight through both, once. Bit-equal when repeated.
+
+    Raises:
+        CallArgumentError: shapes, devices, values or names that fit nothing.
+        CallTypeError: wrong types or dtypes.
+    """
+    arguments = (hidden, weight, labels, temperature, reduction, tp_group, ignore_index, scale, vocab_size)
+    options = (logits_budget_bytes, reduce_hidden_grad, check_labels, backend)
+    if torch.compiler.is_compiling():
+        # one graph break at the door: what follows launches kernels and collectives on its own schedule
+        return _compute_uncompiled(*arguments, *options)
+    return _compute(*arguments, *options)
+
+
+def _compute(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor,
+    reduction: str,
+    tp_group: Any,
+    ignore_index: int,
+    scale: float,
+    vocab_size: int | None,
+    logits_budget_bytes: int,
+    reduce_hidden_grad: bool,
+    check_labels: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    if backend not in BACKENDS:
+        raise CallArgumentError(f"backend is {backend!r}", f"choose one of {', '.join(BACKENDS)}.")
+    if reduction not in REDUCTIONS:
+        raise CallArgumentError(f"reduction is {reduction!r}", f"choose one of {', '.join(REDUCTIONS)}.")
+    group = active_group(tp_group)
+    call = normalise_call(
+        hidden,
+        weight,
+        labels,
+        temperature,
+        ignore_index=ignore_index,
+        scale=scale,
+        vocab_size=vocab_size,
+        logits_budget_bytes=logits_budget_bytes,
+        check_values=check_labels,
+    )
+    differentiable = torch.is_grad_enabled() and (call.hidden.requires_grad or call.weight.requires_grad)
+    plan = _Plan(
+        path=choose_path(call, backend),
+        ignore_index=call.ignore_index,
+        vocab_size=call.vocab_size,
+        group=group,
+        reduce_hidden_grad=reduce_hidden_grad,
+        check_labels=check_labels,
+        keep_bytes=call.logits_budget_bytes if differentiable else 0,
+    )
+    log_probs, entropy = _LinearCrossEntropy.apply(call.hidden, call.weight, call.labels, call.logit_scale, plan)
+    if reduction == "none":
+        return log_probs.view(call.shape), entropy.view(call.shape)
+    if reduction == "sum":
+        return log_probs.sum(), entropy.sum()
+    counted = (call.labels != call.ignore_index).sum()
+    return log_probs.sum() / counted, entropy.sum() / counted
+
+
+# The decorator torch uses on its own optimisers: it imports the compiler only when something is being compiled.
+_compute_uncompiled = torch._disable_dynamo(_compute)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Inputs are in normal form (arguments.py); the last two are not differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: float | Tensor, plan: _Plan
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False), torch_backend.ieee_fp32_matmul():
+            shard = exchange_shard_sizes(weight.shape[0], plan.group, hidden.device)
+            if plan.check_labels:
+                _refuse_bad_labels(labels, plan.ignore_index, shard.vocabulary(plan.vocab_size))
+            real_rows = shard.real_rows(plan.vocab_size)
+            local = shard.local_labels(labels, plan.ignore_index, real_rows)
+            pieces = torch_backend.statistics(hidden, weight, local, logit_scale, real_rows)
+            finished = finish(gather_statistics(pieces, plan.group), labels, plan.ignore_index)
+        record_launch(plan.path)
+        scale = (logit_scale,) if isinstance(logit_scale, Tensor) else ()
+        # copies of the outputs: the caller may change what it was given in place
+        kept = (finished.log_probs.clone(), finished.entropy.clone(), finished.lse)
+        ctx.save_for_backward(hidden, weight, local, *kept, *scale)
+        ctx.plan, ctx.real_rows, ctx.logit_scale = plan, real_rows, None if scale else logit_scale
+        ctx.set_materialize_grads(False)
+        return finished.log_probs, finished.entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, local, log_probs, entropy, lse, *scale = ctx.saved_tensors
+        logit_scale = scale[0] if scale else ctx.logit_scale
+        plan: _Plan = ctx.plan
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        finished = Finished(log_probs, entropy, lse)
+        group = plan.group if plan.reduce_hidden_grad else None
+        with torch.autocast(hidden.device.type, enabled=False), torch_backend.ieee_fp32_matmul():
+            rows = row_coefficients(finished, local, plan.ignore_index, logit_scale, grad_log_probs, grad_entropy)
+            grad_hidden, grad_weight = torch_backend.gradients(
+                hidden,
+                weight,
+                local,
+                logit_scale,
+                ctx.real_rows,
+                finished,
+                rows,
+                need_hidden=need_hidden,
+                need_weight=need_weight,
+                reduce_hidden=lambda value: start_all_reduce(value, group),
+            )
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _refuse_bad_labels(labels: Tensor, ignore_index: int, vocabulary: int) -> None:
+    bad = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
+    if bool(bad.any()):
+        position = int(bad.nonzero()[0, 0])
+        raise CallArgumentError(
+            f"label {int(labels[position])} at token {position} is outside the vocabulary of {vocabulary}",
+            f"pass ids below {vocabulary}, or ignore_index ({ignore_index}) for tokens that do not count.",
+        )

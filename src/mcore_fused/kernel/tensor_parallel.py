@@ -1,0 +1,137 @@
+"""Vocabulary shards over a process group: who owns which rows, and how statistics become global.
+
+Per call: one all-gather of one integer a rank (the shard sizes, which may differ), issued before the main kernel and
+needed only after it; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient.
+Nothing is cached between calls: a rank that skipped a collective because it had seen its own shard size before would
+leave the others waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from mcore_fused.errors import CallArgumentError, CallTypeError
+
+__all__ = ["VocabShard", "active_group", "exchange_shard_sizes", "gather_statistics", "start_all_reduce"]
+
+
+def active_group(tp_group: object | None) -> dist.ProcessGroup | None:
+    """The group, or None where there is nothing to exchange (no group, or a group of one).
+
+    Raises:
+        CallTypeError: ``tp_group`` is not a torch.distributed group.
+        CallArgumentError: this process is not a member of it.
+    """
+    if tp_group is None:
+        return None
+    if not dist.is_available() or not isinstance(tp_group, dist.ProcessGroup):
+        if dist.is_available() and tp_group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise CallArgumentError("this process is not a member of tp_group", "pass the group of this rank.")
+        raise CallTypeError(
+            f"tp_group is a {type(tp_group).__name__}", "pass a torch.distributed process group, or None."
+        )
+    return tp_group if dist.get_world_size(tp_group) > 1 else None
+
+
+@dataclass
+class VocabShard:
+    """This rank's rows ``[offset, offset + rows)`` of the global vocabulary.
+
+    Attributes:
+        rows: rows of the local weight.
+        group: the process group, or None for the whole vocabulary on one rank.
+    """
+
+    rows: int
+    group: dist.ProcessGroup | None = None
+    _sizes: Tensor | None = None
+    _pending: dist.Work | None = field(default=None, repr=False)
+
+    def _wait(self) -> Tensor:
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        assert self._sizes is not None
+        return self._sizes
+
+    def local_labels(self, labels: Tensor, ignore_index: int, real_rows: int) -> Tensor:
+        """Labels as local rows; ``ignore_index`` stays itself and never meets a shifted label.
+
+        What this rank does not own is outside ``[0, real_rows)``, so that range is the whole owner test. No host
+        synchronisation.
+        """
+        if self.group is None:
+            return labels
+        before = self._wait()[: dist.get_rank(self.group)].sum()
+        wide = labels.to(torch.int64)
+        shifted = wide - before
+        # a shifted label that lands on ignore_index would be taken for an ignored one: any unowned value serves
+        unowned = -1 if ignore_index != -1 else -2
+        owned = (shifted >= 0) & (shifted < real_rows) & (wide != ignore_index)
+        return torch.where(owned, shifted, torch.where(wide == ignore_index, ignore_index, unowned))
+
+    def real_rows(self, vocab_size: int | None) -> int:
+        """How many of the local rows lie below the global ``vocab_size``.
+
+        Under tensor parallelism this reads the shard sizes on the host, which waits for the device; leave
+        ``vocab_size`` None where the weight has no padding.
+
+        Raises:
+            CallArgumentError: ``vocab_size`` is larger than the vocabulary held.
+        """
+        if vocab_size is None:
+            return self.rows
+        if self.group is None:
+            before, total = 0, self.rows
+        else:
+            sizes = self._wait().tolist()
+            before, total = sum(sizes[: dist.get_rank(self.group)]), sum(sizes)
+        if vocab_size > total:
+            raise CallArgumentError(
+                f"vocab_size is {vocab_size} and the weight has {total} rows",
+                "pass the size of the real vocabulary, not above the padded one.",
+            )
+        return min(max(vocab_size - before, 0), self.rows)
+
+    def vocabulary(self, vocab_size: int | None) -> int:
+        """The number of valid labels; reads the shard sizes on the host."""
+        if vocab_size is not None:
+            return vocab_size
+        return self.rows if self.group is None else int(self._wait().sum())
+
+
+def exchange_shard_sizes(rows: int, group: dist.ProcessGroup | None, device: torch.device) -> VocabShard:
+    """Start the exchange of shard sizes; the result waits when it is first asked."""
+    if group is None:
+        return VocabShard(rows)
+    mine = torch.full((1,), rows, dtype=torch.int64, device=device)
+    sizes = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
+    work = dist.all_gather_into_tensor(sizes, mine, group=group, async_op=True)
+    return VocabShard(rows, group, sizes, work)
+
+
+def gather_statistics(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """``[4, N]`` of this rank -> ``[ranks, 4, N]`` of all, in rank order, so that every rank sums alike."""
+    if group is None:
+        return local[None]
+    everyone = torch.empty((dist.get_world_size(group), *local.shape), dtype=local.dtype, device=local.device)
+    dist.all_gather_into_tensor(everyone.view(-1), local.contiguous().view(-1), group=group)
+    return everyone
+
+
+def start_all_reduce(value: Tensor, group: dist.ProcessGroup | None) -> Callable[[], None]:
+    """Start summing ``value`` over the group in place; the returned function waits for it."""
+    if group is None:
+        return lambda: None
+    work = dist.all_reduce(value, group=group, async_op=True)
+    assert work is not None
+    return lambda: _wait(work)
+
+
+def _wait(work: dist.Work) -> None:
+    work.wait()

@@ -1,0 +1,130 @@
+"""The fused head in torch, over vocabulary chunks: the CPU path, the float64 path and the fallback.
+
+It computes what the Triton kernels compute, with the same statistics and the same hand-written gradient, and holds
+a few ``[tokens, columns]`` buffers of ``CHUNK_BYTES`` at most, never ``[tokens, vocabulary]``. Half precision inputs
+are multiplied in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mcore_fused.kernel.statistics import FINITE_FLOOR, Finished, RowCoefficients
+
+__all__ = ["CHUNK_BYTES", "gradients", "ieee_fp32_matmul", "statistics"]
+
+CHUNK_BYTES = 16 << 20
+
+
+@contextmanager
+def ieee_fp32_matmul() -> Iterator[None]:
+    """fp32 products inside are true fp32, also where the process has allowed TF32 on its GPUs."""
+    matmul = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
+    before = getattr(matmul, name)
+    if before in ("none", "ieee", False):
+        yield
+        return
+    setattr(matmul, name, "ieee" if name == "fp32_precision" else False)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
+
+
+def _accumulate_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _chunks(tokens: int, rows: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    columns = max(1, min(rows, CHUNK_BYTES // max(1, tokens * itemsize)))
+    for first in range(0, rows, columns):
+        yield first, min(first + columns, rows)
+
+
+def _column(value: float | Tensor) -> float | Tensor:
+    return value[:, None] if isinstance(value, Tensor) else value
+
+
+def statistics(hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: float | Tensor, real_rows: int) -> Tensor:
+    """``[4, N]``: m, s, b, t of this shard's first ``real_rows`` vocabulary rows (see statistics.py).
+
+    ``labels`` are local; one that is not in ``[0, real_rows)`` leaves t = NaN.
+    """
+    dtype = _accumulate_dtype(hidden)
+    tokens = hidden.shape[0]
+    out = torch.zeros((4, tokens), dtype=dtype, device=hidden.device)
+    m, s, b, t = out.unbind(0)
+    m.fill_(-torch.inf)
+    t.fill_(torch.nan)
+    wide = hidden.to(dtype)
+    scale = _column(logit_scale)
+    for first, end in _chunks(tokens, real_rows, dtype.itemsize):
+        z = (wide @ weight[first:end].to(dtype).T).mul_(scale)
+        local = labels.to(torch.int64) - first
+        inside = (local >= 0) & (local < end - first)
+        t.copy_(torch.where(inside, z.gather(1, torch.where(inside, local, 0)[:, None])[:, 0], t))
+        top = torch.maximum(m, z.amax(1))
+        base = torch.where(top == -torch.inf, 0.0, top)
+        factor = torch.exp(m - base)
+        z.sub_(base[:, None])
+        p = torch.exp(z)
+        b.copy_(torch.where(s > 0, factor * (b + (m - base) * s), 0.0) + z.clamp_(min=FINITE_FLOOR).mul_(p).sum(1))
+        s.mul_(factor).add_(p.sum(1))
+        m.copy_(top)
+    return out
+
+
+def gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    logit_scale: float | Tensor,
+    real_rows: int,
+    finished: Finished,
+    rows: RowCoefficients,
+    *,
+    need_hidden: bool,
+    need_weight: bool,
+    reduce_hidden: Callable[[Tensor], Callable[[], None]],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of hidden and weight; one that is not needed costs no product.
+
+    ``reduce_hidden`` starts the sum of the hidden gradient over the vocabulary shards and returns how to wait for
+    it; the last chunk's weight product runs meanwhile.
+    """
+    dtype = _accumulate_dtype(hidden)
+    tokens = hidden.shape[0]
+    wide = hidden.to(dtype)
+    scale = _column(logit_scale)
+    grad_hidden = torch.zeros_like(wide) if need_hidden else None
+    grad_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if need_weight else None
+
+    def wait() -> None:
+        return None
+
+    if real_rows == 0 and grad_hidden is not None:  # this shard is all padding; the others still wait for its sum
+        wait = reduce_hidden(grad_hidden)
+    for first, end in _chunks(tokens, real_rows, dtype.itemsize):
+        piece = weight[first:end].to(dtype)
+        log_p = (wide @ piece.T).mul_(scale).sub_(finished.lse[:, None])
+        p = torch.exp(log_p)
+        log_p.clamp_(min=FINITE_FLOOR)
+        local = labels.to(torch.int64) - first
+        inside = (local >= 0) & (local < end - first)
+        dlogits = log_p.mul_(rows.b[:, None]).add_(rows.a[:, None]).mul_(p)
+        # p of an ignored row is exp(-inf) = 0, but its logits may hold inf or NaN
+        dlogits.masked_fill_(torch.isposinf(finished.lse)[:, None], 0.0)
+        dlogits.scatter_add_(1, torch.where(inside, local, 0)[:, None], torch.where(inside, rows.g, 0.0)[:, None])
+        if grad_hidden is not None:
+            grad_hidden.addmm_(dlogits, piece)
+            if end == real_rows:
+                wait = reduce_hidden(grad_hidden)
+        if grad_weight is not None:
+            grad_weight[first:end] = dlogits.T @ wide
+    wait()
+    return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
