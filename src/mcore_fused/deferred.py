@@ -1,0 +1,143 @@
+"""Deferred logits: what the output layer returns while its product is not wanted.
+
+Upstream's forward runs unchanged, calls its output layer (so that the layer's forward-pre-hooks run: DDP's
+``overlap_param_gather`` and FSDP's unshard wait there), may scale the result (MuP) and hands it to
+``compute_language_model_loss``. The handle carries hidden states and weight along that way. Any other
+operation on it means that upstream has changed, and raises at the line that did it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from mcore_fused.errors import DeferredLogitsError
+from mcore_fused.instance_attribute import own_attribute, replaced
+
+__all__ = ["DeferredForward", "DeferredLogits", "deferred_output_layer"]
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredLogits:
+    """``scale * hidden @ weight.T``, not computed.
+
+    Attributes:
+        hidden: ``[seq, batch, hidden]``, sharded along seq when ``sequence_parallel``.
+        weight: ``[vocab shard, hidden]``, the weight that the stock layer would have used.
+        layer: the output layer that was called.
+        sequence_parallel: the layer's own flag at the time of the call.
+        scale: product of all numbers the logits were multiplied by.
+        payload: what a pickle of the handle holds in its place; set by whoever knows the labels.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    layer: nn.Module
+    sequence_parallel: bool
+    scale: float = 1.0
+    payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
+
+    def __mul__(self, factor: object) -> DeferredLogits:
+        if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
+            factor = factor.item()
+        if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
+            self._refuse(f"multiplication by a {type(factor).__name__}")
+        return replace(self, scale=self.scale * float(factor))
+
+    __rmul__ = __mul__
+
+    def __reduce__(self) -> tuple[type[dict[str, torch.Tensor]], tuple[dict[str, torch.Tensor]]]:
+        # Megatron's config logger saves the logits with torch.save; there are none, so it saves what replaces them.
+        if self.payload is None:
+            self._refuse("pickling")
+        return dict, (self.payload(self),)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)  # protocol look-ups (copy, pickle, numpy) must get their usual answer
+        self._refuse(f"attribute or method {name!r}")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        """Refuse every torch function: the logits do not exist."""
+        cls._refuse(f"torch function {getattr(func, '__name__', func)!r}")
+
+    @staticmethod
+    def _refuse(operation: str) -> NoReturn:
+        raise DeferredLogitsError(
+            f"the model applied an operation to its logits that the fused head does not know: {operation}.",
+            "this megatron-core transforms logits in a new way; run unfused, and report the traceback's line.",
+        )
+
+
+def _refusing(operation: str) -> Callable[..., NoReturn]:
+    def refuse(self: DeferredLogits, *_: object) -> NoReturn:
+        self._refuse(f"operator {operation}")
+
+    return refuse
+
+
+for _operator in (
+    "add radd sub rsub truediv rtruediv floordiv mod pow rpow matmul rmatmul neg pos abs invert and or xor "
+    "lt le gt ge eq ne getitem setitem iter len bool float int index contains iadd isub imul itruediv array"
+).split():
+    setattr(DeferredLogits, f"__{_operator}__", _refusing(f"__{_operator}__"))
+DeferredLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+class DeferredForward:
+    """Stands in for one output layer's ``forward`` during one call."""
+
+    def __init__(self, layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None) -> None:
+        self.layer = layer
+        self.payload = payload
+
+    def __call__(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,  # noqa: ARG002 - there is no output to gather
+        **unknown: object,
+    ) -> tuple[DeferredLogits, None]:
+        """Return the handle and no bias, in the stock layer's shape of result."""
+        meaningful = sorted(name for name, value in unknown.items() if value is not None)
+        if meaningful:
+            raise DeferredLogitsError(
+                f"the model called its output layer with unknown arguments: {', '.join(meaningful)}.",
+                "this megatron-core asks its head for something new; run unfused, and report the arguments.",
+            )
+        chosen = weight if weight is not None else self.layer.weight
+        if not isinstance(chosen, torch.Tensor):
+            raise DeferredLogitsError(
+                "the output layer has no weight of its own and was given none.",
+                "share_embeddings_and_output_weights must hand over the shared weight; check the model's construction.",
+            )
+        flag = bool(getattr(self.layer, "sequence_parallel", False))
+        return DeferredLogits(input_, chosen, self.layer, flag, payload=self.payload), None
+
+
+@contextlib.contextmanager
+def deferred_output_layer(
+    layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
+) -> Iterator[None]:
+    """For the duration, calling ``layer`` returns :class:`DeferredLogits`; only this instance is touched."""
+    with replaced(layer, "forward", DeferredForward(layer, payload)):
+        yield
+
+
+@contextlib.contextmanager
+def stock_output_layer(layer: nn.Module) -> Iterator[None]:
+    """Inside a deferred call, give the layer its own forward back (a stock forward nested in a fused one)."""
+    if not isinstance(own_attribute(layer, "forward"), DeferredForward):
+        yield
+        return
+    with replaced(layer, "forward", type(layer).forward.__get__(layer)):
+        yield

@@ -1,0 +1,123 @@
+"""What the fused head may stand in for: a layer that computes ``hidden @ weight.T`` and nothing else.
+
+Everything is checked when a model is patched, before the first step: a head that does more than the product
+would otherwise lose that part without a word (LoRA on the head, bias, quantised weight, soft-capped logits).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mcore_fused.deferred import DeferredForward
+from mcore_fused.errors import UnsupportedConfigError, UnsupportedOutputLayerError, qualified_name
+from mcore_fused.instance_attribute import own_attribute
+
+__all__ = ["check_head", "head_of", "tensor_parallel_group"]
+
+_STOCK_LAYER = "megatron.core.tensor_parallel.layers.ColumnParallelLinear"
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Config fields that change logits after the product, in Megatron or in the frameworks' forks of it.
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_softcap", "logits_soft_cap", "logit_scale", "logits_scaling")
+
+
+def head_of(model: nn.Module) -> nn.Module | None:
+    """The output layer of a stage that owns a head; None on the other pipeline stages.
+
+    Raises:
+        UnsupportedOutputLayerError: the stage should have an output layer and has none under that name.
+    """
+    if not model.post_process:
+        return None
+    layer = getattr(model, "output_layer", None)
+    if not isinstance(layer, nn.Module):
+        raise UnsupportedOutputLayerError(
+            f"{qualified_name(model)} is a last pipeline stage without an `output_layer` module.",
+            "this megatron-core keeps its head elsewhere; run unfused, and report the class.",
+        )
+    return layer
+
+
+def check_head(model: nn.Module) -> nn.Module | None:
+    """Check that the head of ``model`` is one the fused path equals, and return it (None without a head).
+
+    Raises:
+        UnsupportedOutputLayerError: class, bias, adapter, hook or weight of the layer is not the stock kind.
+        UnsupportedConfigError: the configuration transforms logits outside the layer.
+    """
+    layer = head_of(model)
+    if layer is None:
+        return None
+    _check_layer(layer)
+    _check_config(model)
+    return layer
+
+
+def _check_layer(layer: nn.Module) -> None:
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
+    def refuse(what: str, lost: str) -> UnsupportedOutputLayerError:
+        return UnsupportedOutputLayerError(
+            f"output layer {qualified_name(layer)}: {what}; the fused head would lose {lost}.",
+            f"run this model unfused, or give it a plain {_STOCK_LAYER}.",
+        )
+
+    if not isinstance(layer, ColumnParallelLinear) or type(layer).forward is not ColumnParallelLinear.forward:
+        raise refuse("it has a forward of its own", "whatever that forward adds to the product")
+    own_forward = own_attribute(layer, "forward")
+    if own_forward is not None and not isinstance(own_forward, DeferredForward):
+        raise refuse(f"its forward is replaced by {qualified_name(own_forward)}", "what the replacement does")
+    if getattr(layer, "bias", None) is not None:
+        raise refuse("it has a bias", "the bias")
+    if next(layer.children(), None) is not None:
+        names = ", ".join(f"{name} ({type(child).__name__})" for name, child in layer.named_children())
+        raise refuse(f"it has submodules: {names}", "what they add (an adapter on the head gets no gradient)")
+    extra = sorted(name for name, value in layer.named_parameters(recurse=False) if name not in {"weight", "bias"})
+    if extra:
+        raise refuse(f"it has further parameters: {', '.join(extra)}", "their part of the product")
+    if layer._forward_hooks:
+        raise refuse("it has forward hooks, which expect logits", "what the hooks do")
+    if isinstance(getattr(type(layer), "weight", None), property):
+        raise refuse("its weight is a property", "what the property computes")
+    if layer.weight is not None:
+        check_weight(layer.weight)
+
+
+def check_weight(weight: torch.Tensor) -> None:
+    """Refuse a weight that is not a plain floating tensor (quantised, sharded, fake).
+
+    Raises:
+        UnsupportedOutputLayerError: naming the weight's class and dtype.
+    """
+    if type(weight) not in {nn.Parameter, torch.Tensor} or weight.dtype not in _FLOATING:
+        raise UnsupportedOutputLayerError(
+            f"the head's weight is a {qualified_name(weight)} of dtype {weight.dtype}, not a plain floating tensor.",
+            "keep the output layer out of quantisation and out of parameter sharding, or run unfused.",
+        )
+
+
+def _check_config(model: nn.Module) -> None:
+    config: Any = model.config
+    for name in _LOGIT_TRANSFORMS:
+        value = getattr(config, name, None)
+        if value not in (None, 0, 0.0, 1.0, False):
+            raise UnsupportedConfigError(
+                f"config.{name} = {value!r} transforms the logits outside the output layer of {qualified_name(model)}.",
+                "run this model unfused; the fused head knows only MuP's output multiplier.",
+            )
+
+
+def tensor_parallel_group(layer: nn.Module) -> torch.distributed.ProcessGroup | None:
+    """The group over which this layer's vocabulary is sharded; None when it is not.
+
+    The layer's own group where it has one (``tp_group``, megatron-core 0.13 and later), because a model built
+    with explicit process groups may differ from the global ones; the global group before that.
+    """
+    group = getattr(layer, "tp_group", None)
+    if group is None:
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_tensor_model_parallel_group()
+    return group if group.size() > 1 else None

@@ -1,0 +1,258 @@
+"""Install, remove and use the fused forward; the only module that remembers what was installed where.
+
+Hook mode installs nothing. Legacy mode stores one :class:`LegacyForward` as ``forward`` on the instance, and
+removing it deletes that attribute again: afterwards ``vars(model)`` is what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from mcore_fused import evidence
+from mcore_fused.capability import Mode, promises_hook, proved_mode
+from mcore_fused.errors import (
+    CallTypeError,
+    ForeignPatchError,
+    FusionDidNotRunError,
+    ModeError,
+    PatchOrderError,
+    qualified_name,
+)
+from mcore_fused.evidence import FusedForwardEvidence
+from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
+from mcore_fused.instance_attribute import own_attribute, replaced
+from mcore_fused.legacy import LegacyForward
+from mcore_fused.output_layer import check_head, head_of
+from mcore_fused.outputs import FusedOutputProcessorContext
+from mcore_fused.unwrap import WrapperChain, chunks_of, unwrap_chain, unwrap_model
+
+__all__ = [
+    "call_fused_forward",
+    "fused_forward",
+    "fused_forward_evidence",
+    "fused_forward_mode",
+    "patch_fused_forward",
+    "unpatch_fused_forward",
+]
+
+ModeRequest = Literal["auto", "hook", "legacy"]
+Model = nn.Module | Sequence[nn.Module]
+
+# Models that were given hook mode, and modes proved before; keyed by the language model, never stored on it.
+_patched_hook: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_proved: weakref.WeakKeyDictionary[nn.Module, Mode] = weakref.WeakKeyDictionary()
+
+
+def fused_forward_mode(model: Model) -> Mode:
+    """How fused calls reach this model's head: "hook" or "legacy".
+
+    A patched model answers with the mode it was patched in; another with the mode that "auto" would choose.
+    The decision is proved once per model (see :mod:`mcore_fused.capability`) and remembered.
+
+    Raises:
+        UnsupportedModelError: no language model inside, or its head is not one the fused path equals.
+        ForeignPatchError: somebody else's ``forward`` is on the instance.
+        ModeError: chunks of one list disagree, or the promise of a hook could not be proved.
+    """
+    modes = {_mode_of(unwrap_model(chunk)) for chunk in chunks_of(model)}
+    if len(modes) > 1:
+        raise ModeError(
+            "the chunks of this model list have different modes.", 'patch the whole list with mode="legacy".'
+        )
+    return modes.pop()
+
+
+def _mode_of(model: nn.Module) -> Mode:
+    own_forward = own_attribute(model, "forward")
+    if isinstance(own_forward, LegacyForward):
+        return "legacy"
+    if model in _patched_hook:
+        return "hook"
+    check_head(model)
+    _refuse_foreign(model, own_forward)
+    if model not in _proved:
+        _proved[model] = proved_mode(model)
+    return _proved[model]
+
+
+def _refuse_foreign(model: nn.Module, own_forward: object) -> None:
+    if own_forward is not None:
+        raise ForeignPatchError(
+            f"forward of this {qualified_name(model)} instance is already replaced by {qualified_name(own_forward)}.",
+            "remove that patch first, or install it after this one and remove it before.",
+        )
+
+
+def patch_fused_forward(model: Model, mode: ModeRequest = "auto") -> Mode:
+    """Make fused calls possible on a model or on a list of its chunks; repeating it changes nothing.
+
+    Args:
+        model: a language model, anything known that wraps one, or a list of virtual-pipeline chunks. Stages
+            without a head are patched too, so that every stage accepts the same keywords.
+        mode: "auto" takes the hook where it is proved to work; "legacy" may be forced everywhere; "hook" is
+            taken at its word, for models whose promise cannot be proved by a dry run.
+
+    Returns:
+        The mode that is in force.
+
+    Raises:
+        UnsupportedModelError: (also its subclasses for output layer and config) what the fused path would lose.
+        ForeignPatchError: somebody else has replaced ``forward`` on the instance.
+        ModeError: the model has no hook, or is already patched in the other mode.
+    """
+    if mode not in {"auto", "hook", "legacy"}:
+        raise ModeError(f"there is no mode {mode!r}.", 'pass "auto", "hook" or "legacy".')
+    models = [unwrap_model(chunk) for chunk in chunks_of(model)]
+    wanted = [_wanted_mode(inner, mode) for inner in models]  # everything is checked before anything is changed
+    for inner, chosen in zip(models, wanted, strict=True):
+        if chosen == "hook":
+            _patched_hook.add(inner)
+        elif not isinstance(own_attribute(inner, "forward"), LegacyForward):
+            inner.forward = LegacyForward(inner)
+    return fused_forward_mode(model)
+
+
+def _wanted_mode(model: nn.Module, mode: ModeRequest) -> Mode:
+    check_head(model)
+    own_forward = own_attribute(model, "forward")
+    legacy, hook = isinstance(own_forward, LegacyForward), model in _patched_hook
+    if legacy or hook:
+        installed: Mode = "legacy" if legacy else "hook"
+        if mode not in {"auto", installed}:
+            raise ModeError(f"this model is already patched in {installed} mode.", "unpatch it first.")
+        return installed
+    _refuse_foreign(model, own_forward)
+    if mode == "auto":
+        return _mode_of(model)
+    if mode == "hook" and not promises_hook(model.forward):
+        raise ModeError(
+            f"{qualified_name(model)}.forward has no parameters {' and '.join(HOOK_PARAMETERS)}.",
+            'use mode="auto"; legacy mode gives every release the same results.',
+        )
+    return mode
+
+
+def unpatch_fused_forward(model: Model) -> None:
+    """Take back what :func:`patch_fused_forward` did; nothing to take back is not an error.
+
+    Raises:
+        PatchOrderError: another patch was put on top of ours; nothing is changed then.
+    """
+    models = [unwrap_model(chunk) for chunk in chunks_of(model)]
+    for inner in models:
+        own_forward = own_attribute(inner, "forward")
+        if own_forward is not None and not isinstance(own_forward, LegacyForward):
+            raise PatchOrderError(
+                f"forward of this {qualified_name(inner)} instance was replaced by {qualified_name(own_forward)} "
+                "after it was patched.",
+                "remove that patch first.",
+            )
+    for inner in models:
+        _patched_hook.discard(inner)
+        if own_attribute(inner, "forward") is not None:
+            del inner.forward
+
+
+def is_patched(model: Model) -> bool:
+    """Whether every chunk is patched, in either mode."""
+    return all(
+        inner in _patched_hook or isinstance(own_attribute(inner, "forward"), LegacyForward)
+        for inner in map(unwrap_model, chunks_of(model))
+    )
+
+
+@contextlib.contextmanager
+def fused_forward(model: Model, mode: ModeRequest = "auto") -> Iterator[Mode]:
+    """Patch, yield the mode, and unpatch whatever happens; a model that was patched before stays patched."""
+    before = is_patched(model)
+    yield_mode = patch_fused_forward(model, mode)
+    try:
+        yield yield_mode
+    finally:
+        if not before:
+            unpatch_fused_forward(model)
+
+
+def fused_forward_evidence(model: nn.Module) -> FusedForwardEvidence:
+    """What has run on this model so far; see :class:`FusedForwardEvidence`."""
+    return evidence.of_layer(head_of(unwrap_model(model)))
+
+
+def call_fused_forward(
+    model: nn.Module,
+    *args: Any,
+    temperature: float | torch.Tensor = 1.0,
+    context: FusedOutputProcessorContext | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a patched model through its wrappers, whichever its mode, and insist that fusion ran.
+
+    Args:
+        model: one chunk, as the framework holds it. An outer model that does not hand unknown keywords on (a VLM
+            around its language model) is served by arming the inner model for this one call.
+        *args: as the model's own forward.
+        temperature: float above 0, or ``[batch, seq]`` packed as the labels.
+        context: all settings of the call, in place of ``temperature``.
+        **kwargs: as the model's own forward; without ``labels`` the stock forward runs.
+
+    Returns:
+        What the outer model returns: :class:`FusedForwardOutput` for a plain chain, hidden states on a stage
+        without a head, stock logits without labels.
+
+    Raises:
+        ModeError: the model is not patched.
+        FusionDidNotRunError: labels were given, the model has a head, and the fused head did not run exactly once.
+    """
+    chain = unwrap_chain(model)
+    if not is_patched(chain.model):
+        raise ModeError("this model is not patched.", "call patch_fused_forward(model) or use fused_forward(model).")
+    context = context if context is not None else FusedOutputProcessorContext(temperature=temperature)
+    if kwargs.get("labels") is None and not _positional_labels(chain, args):
+        return model(*args, **kwargs)
+    layer = head_of(chain.model)
+    before = evidence.of_layer(layer)
+    asking = {"output_processor": fused_output_processor, "output_processor_context": context}
+    if chain.transparent:
+        result = model(*args, **kwargs, **asking)
+    else:
+        with replaced(chain.model, "forward", _ArmedForward(chain.model, asking)):
+            result = model(*args, **kwargs)
+    after = evidence.of_layer(layer)
+    runs = after.hook_calls + after.deferred_head_calls - before.hook_calls - before.deferred_head_calls
+    if layer is not None and runs != 1:
+        raise FusionDidNotRunError(
+            f"{qualified_name(chain.model)} ran its fused head {runs} times in one call.",
+            'patch it with mode="legacy", which does not depend on the hook being called.',
+        )
+    return result
+
+
+def _positional_labels(chain: WrapperChain, args: tuple[Any, ...]) -> bool:
+    if not chain.transparent or not args:
+        return False
+    names = list(inspect.signature(chain.model.forward).parameters)
+    return "labels" in names and len(args) > names.index("labels") and args[names.index("labels")] is not None
+
+
+class _ArmedForward:
+    """The inner model's forward with the fused processor added, for one call through an outer model."""
+
+    def __init__(self, model: nn.Module, asking: dict[str, Any]) -> None:
+        self.forward = model.forward
+        self.asking = asking
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the inner forward as it is, asking for fusion."""
+        ours = sorted(self.asking.keys() & kwargs.keys())
+        if ours:
+            raise CallTypeError(
+                f"the outer model passed {', '.join(ours)} itself.", "call it directly with output_processor=."
+            )
+        return self.forward(*args, **kwargs, **self.asking)

@@ -1,0 +1,112 @@
+"""Set-up of a cell: the CPU seam before Megatron is imported, one process group, the subject, the facts."""
+
+import faulthandler
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+faulthandler.enable()
+_started = time.monotonic()
+
+import torch  # noqa: E402
+from support import facts as cell_facts  # noqa: E402
+from support.cpu_seam import install_cpu_seam  # noqa: E402
+
+install_cpu_seam()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing old releases warns about what is not installed; that is not judged here
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from support import process_group
+    from support.models import features, release_mode
+from support.subject import load_subject  # noqa: E402
+
+_import_seconds = time.monotonic() - _started
+_SUBJECT = load_subject()
+
+_common = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+}
+hypothesis.settings.register_profile("dev", max_examples=10, **_common)
+hypothesis.settings.register_profile("ci", max_examples=20, derandomize=True, database=None, **_common)
+hypothesis.settings.register_profile("nightly", max_examples=300, **_common)
+hypothesis.settings.register_profile("gpu", max_examples=15, derandomize=True, database=None, **_common)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs(*capabilities): capabilities of the subject this check is about")
+    config.addinivalue_line("markers", "since(feature): only where the release has the feature: mtp, mup, hook, hybrid")
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Drop what the subject or the release does not have; the inventory knows what must remain."""
+    here = features()
+    kept, dropped = [], []
+    for item in items:
+        needs = {name for mark in item.iter_markers("needs") for name in mark.args}
+        since = {name for mark in item.iter_markers("since") for name in mark.args}
+        (kept if needs <= _SUBJECT.capabilities and since <= here else dropped).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=dropped)
+
+
+class _Facts:
+    """What the judge is told, at the start and again, complete, at the end."""
+
+    def __init__(self):
+        self.collected = []
+        self.started = time.monotonic()
+
+    def write(self, *, complete):
+        cell_facts.write(
+            cell_facts.versions()
+            | {
+                "subject": _SUBJECT.name,
+                "mode": release_mode(_SUBJECT),
+                "evidence": _SUBJECT.evidence(),
+                "collected": self.collected,
+                "seconds": {"imports": round(_import_seconds, 2), "suite": round(time.monotonic() - self.started, 2)},
+                "complete": complete,
+            }
+        )
+
+    def pytest_collection_finish(self, session):
+        self.collected = [item.nodeid for item in session.items]
+        self.write(complete=False)
+
+    def pytest_sessionfinish(self, session):
+        self.write(complete=True)
+        if torch.distributed.is_initialized():
+            process_group.stop()
+
+
+def pytest_sessionstart(session):
+    if not session.config.option.collectonly or "MCORE_COMPAT_CELL_OUT" in os.environ:
+        process_group.start(0, 1, process_group.free_port())
+        session.config.pluginmanager.register(_Facts(), "mcore-compat-facts")
+
+
+@pytest.fixture
+def subject():
+    return _SUBJECT
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind():
+    """No check may leave an attribute on a class that others use (a leaked patch shows up here, by name)."""
+    watched = [GPTModel, *GPTModel.__mro__[1:-1]]
+    before = [dict(vars(kind)) for kind in watched]
+    yield
+    for kind, attributes in zip(watched, before, strict=True):
+        now = vars(kind)
+        changed = {name for name in attributes.keys() | now.keys() if attributes.get(name) is not now.get(name)}
+        assert not changed, f"{kind.__qualname__} was left with changed attributes: {sorted(changed)}"

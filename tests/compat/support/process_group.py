@@ -1,0 +1,41 @@
+"""Process groups of a cell: one gloo (CPU) or NCCL (GPU) rank, or several spawned ones."""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(rank: int, world: int, port: int, *, tp: int = 1, pp: int = 1, cp: int = 1, vpp: int | None = None) -> None:
+    """Join the process group and lay Megatron's parallel state over it."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.distributed.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        context_parallel_size=cp,
+        virtual_pipeline_model_parallel_size=vpp,
+    )
+    model_parallel_cuda_manual_seed(0)
+
+
+def stop() -> None:
+    """Leave the process group, so that nothing is printed at exit."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
