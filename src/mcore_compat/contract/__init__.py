@@ -1,0 +1,1 @@
+"""Static contracts: what we depend on in megatron-core, read from source without running any of it."""
