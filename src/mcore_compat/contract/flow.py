@@ -85,7 +85,7 @@ class _Names:
 
     def canonical(self, node: ast.AST) -> str:
         class Rename(ast.NodeTransformer):
-            def visit_Name(_self, name: ast.Name) -> ast.AST:  # noqa: N802, N805 - the base class's names
+            def visit_Name(_self, name: ast.Name) -> ast.AST:  # noqa: N805 - the base class's names
                 if name.id in self.values:
                     return ast.Name(VALUE, name.ctx)
                 return ast.Name("{@}", name.ctx) if name.id in self.containers else name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mcore_compat.contract.flow import Operation, call_of, calls, follow_value, loop_bodies, text, walk_guarded
@@ -29,6 +29,14 @@ def _in_loop(function: ast.FunctionDef) -> set[ast.AST]:
 def _outside_loops(function: ast.FunctionDef, callee: str) -> ast.Call | None:
     looped = _in_loop(function)
     return next((call for call in calls(function) if text(call.func) == callee and call not in looped), None)
+
+
+def _is(call: ast.Call | None) -> Callable[[ast.expr], bool]:
+    return lambda value: value is call
+
+
+def _asks_loss(call: ast.Call) -> bool:
+    return text(call.func).endswith("compute_language_model_loss")
 
 
 def _texts(operations: list[Operation]) -> list[Json]:
@@ -111,7 +119,7 @@ def _returned(function: ast.FunctionDef, call: ast.Call) -> str:
     """``verbatim`` where the call's result is the function's result, else what is done with it."""
     if any(isinstance(node, ast.Return) and node.value is call for node in ast.walk(function)):
         return "verbatim"
-    done = [operation.text for operation in follow_value(function.body, start=lambda value: value is call)]
+    done = [operation.text for operation in follow_value(function.body, start=_is(call))]
     return "verbatim" if done and all(one.endswith("return @") for one in done) else "; ".join(done) or "dropped"
 
 
@@ -166,14 +174,14 @@ def _head_items(index: ModuleIndex, prefix: str, model: ClassRef, head: _Head) -
     in_function: Json = head.delegate or "forward"
     yield Item(f"{prefix}.head", Direction.REPLACE, in_function, function.where)
     yield Item(f"{prefix}.head.order", Direction.REPLACE, _events(function.node), function.where)
-    yield Item(f"{prefix}.head.call", Direction.REPLACE, _call_value(function.node, call, loss), _where(function.path, call))
-    operations = follow_value(
-        body, start=lambda value: value is call, end=lambda other: text(other.func).endswith("compute_language_model_loss")
+    yield Item(
+        f"{prefix}.head.call", Direction.REPLACE, _call_value(function.node, call, loss), _where(function.path, call)
     )
+    operations = follow_value(body, start=_is(call), end=_asks_loss)
     if call is not None:
         yield Item(f"{prefix}.head.logits", Direction.REPLACE, _texts(operations), _where(function.path, call))
         yield Item(f"{prefix}.head.callees", Direction.REPLACE, _callees(index, model, operations))
-    result = follow_value(body, start=lambda value: value is loss) if loss is not None else []
+    result = follow_value(body, start=_is(loss)) if loss is not None else []
     yield Item(f"{prefix}.head.loss", Direction.REPLACE, _loss_value(head, loss, result), _where(function.path, loss))
     yield Item(f"{prefix}.head.weight", Direction.REPLACE, _weight_rule(index, model))
     yield Item(f"{prefix}.head.layer", Direction.READ, _layer_value(index, model))
@@ -225,7 +233,10 @@ def _loss_value(head: _Head, loss: ast.Call | None, result: list[Operation]) -> 
         passed = {keyword.arg: text(keyword.value) for keyword in head.handover.keywords}.get("labels", "positional")
         if passed not in {"labels", "positional"}:
             changed.append(f"labels={passed}")
-    arguments: list[Json] = [*(text(a) for a in loss.args), *(f"{k.arg or '**'}={text(k.value)}" for k in loss.keywords)]
+    arguments: list[Json] = [
+        *(text(a) for a in loss.args),
+        *(f"{k.arg or '**'}={text(k.value)}" for k in loss.keywords),
+    ]
     return {"arguments": arguments, "labels": list[Json](changed) or "untouched", "result": _texts(result)}
 
 
@@ -257,30 +268,31 @@ _LAYER_KEYWORDS = ("bias", "skip_bias_add", "gather_output", "skip_weight_param_
 def _layer_value(index: ModuleIndex, model: ClassRef) -> Json:
     """Which classes the output layer can be, and the constructor arguments that matter to us."""
     init = index.function(model.path, "__init__", model.node.name)
+    constructor = init.node.body if init is not None else []
     found: list[Json] = []
-    for statement, _ in walk_guarded(init.node.body) if init is not None else ():
+    for statement, _ in walk_guarded(constructor):
         if not isinstance(statement, ast.Assign) or [text(target) for target in statement.targets] != [LAYER]:
             continue
         if isinstance(statement.value, ast.Call):
             given = {keyword.arg: text(keyword.value) for keyword in statement.value.keywords}
             kept: dict[str, Json] = {key: given[key] for key in _LAYER_KEYWORDS if key in given}
-            found.append({"classes": _class_names(init.node, statement.value.func), "arguments": kept})  # type: ignore[union-attr]
+            found.append({"classes": _class_names(constructor, statement.value.func), "arguments": kept})
     if found:
         return found
     return next((value for base in index.bases(model) if (value := _layer_value(index, base))), None)
 
 
-def _class_names(init: ast.FunctionDef, callee: ast.expr) -> list[Json]:
+def _class_names(constructor: list[ast.stmt], callee: ast.expr) -> list[str]:
     """Class names behind a callee; a local variable stands for everything assigned to it."""
     if isinstance(callee, ast.Name):
         assigned = [
             branch
-            for statement, _ in walk_guarded(init.body)
+            for statement, _ in walk_guarded(constructor)
             if isinstance(statement, ast.Assign) and [text(target) for target in statement.targets] == [callee.id]
             for branch in _branches(statement.value)
         ]
         if assigned:
-            return sorted({text(value).rpartition(".")[2] for value in assigned})  # type: ignore[return-value]
+            return sorted({text(value).rpartition(".")[2] for value in assigned})
     return [text(callee).rpartition(".")[2]]
 
 
@@ -303,11 +315,7 @@ def multi_token_items(index: ModuleIndex) -> Iterator[Item]:
             call = call_of(loop, LAYER, "output_layer")
             if call is None:
                 continue
-            operations = follow_value(
-                loop.body,
-                start=lambda value, made=call: value is made,  # type: ignore[misc]
-                end=lambda other: text(other.func).endswith("compute_language_model_loss"),
-            )
+            operations = follow_value(loop.body, start=_is(call), end=_asks_loss)
             yield Item("mtp.logits", Direction.REPLACE, _texts(operations), _where(function.path, call))
             yield Item("mtp.place", Direction.READ, f"{function.node.name}", function.where)
             return

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from mcore_compat.errors import McoreCompatError
+from mcore_compat.errors import UsageError
 
 __all__ = ["SCHEMA_VERSION", "Contract", "ContractFormatError", "Direction", "Item", "Json", "VersionLabels"]
 
 SCHEMA_VERSION = 1
 
-type Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+type Json = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 
 
-class ContractFormatError(McoreCompatError):
+class ContractFormatError(UsageError):
     """A snapshot file is not one that this version of the harness can read."""
 
 

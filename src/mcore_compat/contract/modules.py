@@ -263,11 +263,11 @@ def _imported(module: ast.Module, own: str, is_package: bool) -> dict[str, str]:
 
 
 def _star_modules(module: ast.Module, own: str, is_package: bool) -> list[str]:
-    found = []
-    for statement in _body(module):
-        if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
-            found.append(absolute_module(statement, own, is_package))
-    return found
+    return [
+        absolute_module(statement, own, is_package)
+        for statement in _body(module)
+        if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names)
+    ]
 
 
 def absolute_module(statement: ast.ImportFrom, own: str, is_package: bool) -> str:

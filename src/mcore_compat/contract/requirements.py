@@ -25,7 +25,7 @@ _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseExcept
 
 def _metadata(tree: SourceTree) -> str | None:
     paths = [path for path in tree.files if path.endswith("METADATA") or path == "PKG-INFO"]
-    return tree.files[sorted(paths)[0]] if paths else None
+    return tree.files[min(paths)] if paths else None
 
 
 def version_labels(tree: SourceTree) -> VersionLabels:
@@ -67,7 +67,7 @@ def metadata_items(tree: SourceTree) -> Iterator[Item]:
     if not dependencies and "megatron/core/requirements.txt" in tree.files:
         dependencies = tree.files["megatron/core/requirements.txt"].splitlines()
     yield Item("metadata.requires-python", Direction.READ, requires_python, where)
-    declared: list[Json] = sorted({d for line in dependencies if (d := _normal(line))})
+    declared = sorted({d for line in dependencies if (d := _normal(line))})
     yield Item("metadata.dependencies", Direction.READ, declared, where)
 
 
@@ -111,8 +111,10 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def _imports(body: list[ast.stmt], own: str, is_package: bool, guarded: bool = False) -> Iterator[tuple[str, int, bool]]:
-    """Modules imported when a module body runs: name, line, and whether a failure is caught or a condition stands before."""
+def _imports(
+    body: list[ast.stmt], own: str, is_package: bool, guarded: bool = False
+) -> Iterator[tuple[str, int, bool]]:
+    """Modules imported when a module body runs: name, line, and whether that is optional."""
     for statement in body:
         if isinstance(statement, ast.Import):
             yield from ((alias.name, statement.lineno, guarded) for alias in statement.names)

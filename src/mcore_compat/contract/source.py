@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from mcore_compat.errors import McoreCompatError
+from mcore_compat.errors import UsageError
 
 __all__ = [
     "MAX_ARCHIVE_BYTES",
@@ -43,7 +43,7 @@ MAX_MEMBERS = 50_000
 _METADATA_FILES = frozenset({"pyproject.toml", "setup.py", "PKG-INFO", "megatron/core/requirements.txt"})
 
 
-class SourceError(McoreCompatError):
+class SourceError(UsageError):
     """A candidate's source cannot be read."""
 
 
@@ -207,7 +207,9 @@ def read_sdist(path: Path) -> SourceTree:
         with tarfile.open(path, "r:*") as archive:
             for count, member in enumerate(archive):
                 if count > MAX_MEMBERS:
-                    raise SourceTooLargeError(f"{path.name} has over {MAX_MEMBERS} members.", "check what this file is.")
+                    raise SourceTooLargeError(
+                        f"{path.name} has over {MAX_MEMBERS} members.", "check what this file is."
+                    )
                 name = _safe_member(member.name, path.name)
                 inner = name.partition("/")[2]
                 if not member.isfile() or not wanted(inner):
@@ -231,7 +233,9 @@ def _python_root(path: Path) -> Path:
         return path
     if path.name == "megatron" and (path / "core").is_dir():
         return path.parent
-    return next((site for site in sorted(path.glob("lib/python3*/site-packages")) if (site / "megatron").is_dir()), path)
+    return next(
+        (site for site in sorted(path.glob("lib/python3*/site-packages")) if (site / "megatron").is_dir()), path
+    )
 
 
 def read_directory(path: Path) -> SourceTree:

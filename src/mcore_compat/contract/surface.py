@@ -117,7 +117,7 @@ def _llava_items(index: ModuleIndex) -> Iterator[Item]:
     inner = call_of(forward.node, "self.language_model") if forward else None
     handed: Json = None
     if inner is not None:
-        handed = sorted(keyword.arg or "**" for keyword in inner.keywords)  # type: ignore[assignment]
+        handed = sorted(keyword.arg or "**" for keyword in inner.keywords)
     where = f"{forward.path}:{inner.lineno}" if forward and inner else ""
     yield Item("llava.language_model", Direction.READ, handed, where)
 
@@ -183,22 +183,23 @@ def _wrapper_items(index: ModuleIndex) -> Iterator[Item]:
     )
 
 
-def _isinstance_kinds(function: FunctionRef) -> list[Json]:
+def _isinstance_kinds(function: FunctionRef) -> list[str]:
     """Container types that Float16Module's conversion looks into (``isinstance`` tests of the function)."""
     kinds: set[str] = set()
     for call in calls(function.node):
         if text(call.func) == "isinstance" and len(call.args) == 2:
             second = call.args[1]
             kinds |= {text(kind) for kind in (second.elts if isinstance(second, ast.Tuple) else [second])}
-    return sorted(kinds)  # type: ignore[return-value]
+    return sorted(kinds)
 
 
 def _packing_items(index: ModuleIndex) -> Iterator[Item]:
     owner = index.find_class("PackedSeqParams", "megatron.core.packed_seq_params")
-    fields: list[Json] = []
-    for statement in owner.node.body if owner else []:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            fields.append(statement.target.id + ("=" if statement.value is not None else ""))
+    fields = [
+        statement.target.id + ("=" if statement.value is not None else "")
+        for statement in (owner.node.body if owner else [])
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    ]
     yield Item("packing.fields", Direction.CALL, fields if owner else None, owner.where if owner else "")
 
 
@@ -213,7 +214,7 @@ def _plan_items(index: ModuleIndex) -> Iterator[Item]:
     last = forward.node.body[-1]
     result = text(last.value) if isinstance(last, ast.Return) and last.value is not None else "nothing"
     value: dict[str, Json] = {
-        "keywords": sorted(keyword.arg or "**" for keyword in call.keywords),  # type: ignore[dict-item]
+        "keywords": sorted(keyword.arg or "**" for keyword in call.keywords),
         "model": text(call.func).rpartition(".")[0],
         "result": result,
     }

@@ -1,0 +1,186 @@
+"""Discovery: which megatron-core releases exist, from the index or from the committed copy.
+
+The committed ``compat_matrix/releases.json`` makes planning work offline; ``mcore-compat releases --update``
+refreshes it. Only facts that planning needs are kept: no address of any index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from mcore_compat.errors import UsageError
+
+__all__ = [
+    "PROJECT",
+    "NoSuchReleaseError",
+    "Release",
+    "ReleaseFile",
+    "find_release",
+    "latest",
+    "load_releases",
+    "merge",
+    "save_releases",
+    "unknown_to",
+    "write_atomically",
+]
+
+PROJECT = "megatron-core"
+SCHEMA_VERSION = 1
+
+
+class NoSuchReleaseError(UsageError):
+    """No release of that version is known."""
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """The file that the static lane reads: a wheel where there is one, else the sdist."""
+
+    filename: str
+    sha256: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release.
+
+    Attributes:
+        version: as the index spells it.
+        requires_python: specifier text, or None where none is declared.
+        uploaded: date of the first file, ``YYYY-MM-DD``, or None.
+        yanked: the reason, "" where none was given, None where the release is not yanked.
+        wheels: python tags for which there are Linux x86-64 wheels.
+        sdist: whether there is a source distribution.
+        source: the file to read.
+    """
+
+    version: str
+    requires_python: str | None
+    uploaded: str | None
+    yanked: str | None
+    wheels: tuple[str, ...]
+    sdist: bool
+    source: ReleaseFile
+
+    @property
+    def parsed(self) -> Version:
+        """The version as an ordered value."""
+        return Version(self.version)
+
+    def allows(self, python: str) -> bool:
+        """Whether ``requires-python`` admits an interpreter version such as ``3.12`` (no declaration admits all)."""
+        if self.requires_python is None:
+            return True
+        try:
+            return SpecifierSet(self.requires_python).contains(python, prereleases=True)
+        except InvalidSpecifier:
+            return False
+
+    def refusal(self, python: str) -> str | None:
+        """Why an installer would not choose this release on that interpreter, or None."""
+        if self.yanked is not None:
+            return f"yanked: {self.yanked or 'no reason given'}"
+        if not self.allows(python):
+            return f"needs Python {self.requires_python}"
+        return None
+
+
+def save_releases(path: Path, releases: Iterable[Release]) -> None:
+    """Write the list, oldest first, one release a line; atomic."""
+    rows = ",\n".join(f"  {json.dumps(asdict(release), sort_keys=True)}" for release in releases)
+    write_atomically(path, f'{{\n "schema_version": {SCHEMA_VERSION},\n "releases": [\n{rows}\n ]\n}}\n')
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_releases(path: Path) -> tuple[Release, ...]:
+    """Read the committed list.
+
+    Raises:
+        NoSuchReleaseError: the file is missing or not such a list.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        rows = raw["releases"] if raw["schema_version"] == SCHEMA_VERSION else raw["no such schema_version"]
+        return tuple(
+            Release(**{**row, "wheels": tuple(row["wheels"]), "source": ReleaseFile(**row["source"])}) for row in rows
+        )
+    except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise NoSuchReleaseError(
+            f"{path.name} is not a list of releases ({error}).", "run `mcore-compat releases --update`."
+        ) from error
+
+
+def find_release(releases: Iterable[Release], version: str) -> Release:
+    """The release of a version; spellings that mean the same version are equal.
+
+    Raises:
+        NoSuchReleaseError: not in the list, or not a version.
+    """
+    try:
+        wanted = Version(version)
+    except InvalidVersion as error:
+        raise NoSuchReleaseError(f"{version!r} is not a version.", "give one such as 0.18.2.") from error
+    for release in releases:
+        if release.parsed == wanted:
+            return release
+    raise NoSuchReleaseError(
+        f"{PROJECT} {version} is not among the known releases.",
+        "run `mcore-compat releases --update`; an unreleased candidate is given as a wheel, a folder or a git ref.",
+    )
+
+
+def latest(releases: Iterable[Release], python: str, *, candidates: bool = False) -> Release:
+    """Newest release an installer would choose.
+
+    Raises:
+        NoSuchReleaseError: none is left.
+    """
+    fit = [r for r in releases if r.refusal(python) is None and (candidates or not r.parsed.is_prerelease)]
+    if not fit:
+        raise NoSuchReleaseError(f"no release fits Python {python}.", "use Python 3.12, or update the list.")
+    return max(fit, key=lambda release: release.parsed)
+
+
+def unknown_to(releases: Iterable[Release], known: Iterable[str], python: str) -> tuple[Release, ...]:
+    """Final releases that an installer would choose, newer than the oldest known one, and not known."""
+    versions = {Version(version) for version in known}
+    floor = min(versions, default=Version("0"))
+    return tuple(
+        release
+        for release in releases
+        if release.parsed not in versions
+        and release.parsed > floor
+        and not release.parsed.is_prerelease
+        and release.refusal(python) is None
+    )
+
+
+def merge(old: Iterable[Release], new: Iterable[Release]) -> tuple[Release, ...]:
+    """New list with releases that the index dropped kept as yanked, so that old reports stay explainable."""
+    table = {release.version: release for release in new}
+    for release in old:
+        if release.version not in table:
+            table[release.version] = replace(release, yanked=release.yanked or "no longer on the index")
+    return tuple(sorted(table.values(), key=lambda release: release.parsed))
