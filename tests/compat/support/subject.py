@@ -12,6 +12,7 @@ legacy      no comparison of forced legacy mode with the hook
 kernel      no kernel properties
 refusal     no check that unsupported models are refused
 evidence    a green run is called unproven
+factories   no forward functions for padded and jagged micro-batches, no packing
 float64     numbers are compared in fp32 with its error bound
 """
 
@@ -56,7 +57,9 @@ class McoreFused:
     """This project's own library."""
 
     name = "mcore_fused"
-    capabilities = frozenset({"call", "patch", "mode", "legacy", "kernel", "refusal", "evidence", "float64"})
+    capabilities = frozenset(
+        {"call", "patch", "mode", "legacy", "kernel", "refusal", "evidence", "float64", "factories"}
+    )
 
     def patch(self, model, mode="auto"):
         import mcore_fused
