@@ -37,6 +37,7 @@ class Call:
         ignore_index: the label that means "no token here".
         vocab_size: real rows of the *global* vocabulary, or None for all.
         logits_budget_bytes: memory that the forward may keep for the backward.
+        workspace_bytes: memory that the backward may use beyond the gradients.
     """
 
     hidden: Tensor
@@ -47,6 +48,7 @@ class Call:
     ignore_index: int
     vocab_size: int | None
     logits_budget_bytes: int
+    workspace_bytes: int
 
 
 def common_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -73,6 +75,7 @@ def normalise_call(
     scale: float,
     vocab_size: int | None,
     logits_budget_bytes: int,
+    workspace_bytes: int,
     check_values: bool,
 ) -> Call:
     """Check every argument and bring the call into normal form.
@@ -84,9 +87,9 @@ def normalise_call(
             positive, a vocabulary size outside the weight, a negative budget.
     """
     _check_tensors(hidden, weight, labels)
-    count = _check_integer("logits_budget_bytes", logits_budget_bytes)
-    if count < 0:
-        raise CallArgumentError(f"logits_budget_bytes is {count}", "pass 0 to keep nothing, or a number of bytes.")
+    for name, count in (("logits_budget_bytes", logits_budget_bytes), ("workspace_bytes", workspace_bytes)):
+        if _check_integer(name, count) < 0:
+            raise CallArgumentError(f"{name} is {count}", "pass a number of bytes, at least 0.")
     if vocab_size is not None and _check_integer("vocab_size", vocab_size) < 1:
         raise CallArgumentError(f"vocab_size is {vocab_size}", "pass the number of real vocabulary rows, at least 1.")
     ignore_index = _check_integer("ignore_index", ignore_index)
@@ -102,7 +105,15 @@ def normalise_call(
         rows, factor = -rows, -factor
     logit_scale = _logit_scale(temperature, factor, flat_labels, labels.shape, ignore_index, dtype, check_values)
     return Call(
-        rows, weight.to(dtype), flat_labels, logit_scale, labels.shape, ignore_index, vocab_size, logits_budget_bytes
+        rows,
+        weight.to(dtype),
+        flat_labels,
+        logit_scale,
+        labels.shape,
+        ignore_index,
+        vocab_size,
+        logits_budget_bytes,
+        workspace_bytes,
     )
 
 

@@ -6,16 +6,36 @@ import torch
 
 from mcore_fused.errors import CallArgumentError
 from mcore_fused.kernel.arguments import Call
+from mcore_fused.kernel.devices import device_traits, triton_installed
 
 __all__ = ["choose_path"]
 
 
 def choose_path(call: Call, backend: str) -> str:
-    """The path's name: "torch" or "triton".
+    """The path's name: "torch" or "triton" (which uses Gluon kernels by itself where they are proved to work).
+
+    "auto" takes torch on a CPU also when the interpreter is on: that is for tests of the kernels, and slow.
 
     Raises:
         CallArgumentError: ``backend="triton"`` where Triton cannot run this call.
     """
-    if backend != "triton" or call.hidden.dtype == torch.float64:
+    if backend == "torch":
         return "torch"
-    raise CallArgumentError("backend='triton' cannot run this call", "use backend='auto' or 'torch'.")
+    obstacle = _obstacle(call)
+    if backend == "triton":
+        if obstacle is not None:
+            raise CallArgumentError(f"backend='triton' cannot run here: {obstacle}", "use backend='auto' or 'torch'.")
+        return "triton"
+    return "triton" if obstacle is None and call.hidden.is_cuda else "torch"
+
+
+def _obstacle(call: Call) -> str | None:
+    if call.hidden.dtype == torch.float64:
+        return "float64 has no kernel"
+    if not triton_installed():
+        return "Triton is not installed"
+    if device_traits(call.hidden.device) is None:
+        if call.hidden.device.type == "cpu":
+            return "on a CPU Triton needs its interpreter (TRITON_INTERPRET=1)"
+        return f"{call.hidden.device} is not a CUDA device of compute capability 8.0 or newer"
+    return None

@@ -36,11 +36,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class RowCoefficients:
-    """``d loss / d logit = scale * (p * (a + b * log p) + [column is the label] * g)``, with p from lse.
+    """``d loss / d logit = p * (a + b * log p) + [column is the label] * g``, with p from lse.
 
-    The factor scale / temperature is already inside ``a``, ``b`` and ``g``. All ``[N]``.
+    The factor scale / temperature is already inside ``a``, ``b`` and ``g``. All ``[N]``. ``lse`` is +inf in rows
+    through which nothing flows.
     """
 
+    lse: Tensor
     a: Tensor
     b: Tensor
     g: Tensor
@@ -91,4 +93,5 @@ def row_coefficients(
     b = -g2 * logit_scale
     a = torch.where(g2 == 0, 0.0, b * finished.entropy) - g
     a = torch.where(torch.isnan(finished.log_probs) & (g1 != 0), torch.nan, a)
-    return RowCoefficients(*(torch.where(dead, 0.0, x) for x in (a, b, g)))
+    lse = torch.where(dead, torch.inf, finished.lse)
+    return RowCoefficients(lse, *(torch.where(dead, 0.0, x) for x in (a, b, g)))

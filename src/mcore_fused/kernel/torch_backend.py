@@ -8,32 +8,28 @@ are multiplied in fp32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from mcore_fused.kernel.statistics import FINITE_FLOOR, Finished, RowCoefficients
+from mcore_fused.kernel.problem import Gradients, Outcome, Problem, ReduceHidden
+from mcore_fused.kernel.statistics import FINITE_FLOOR, Finished, finish, row_coefficients
+from mcore_fused.kernel.tensor_parallel import gather_statistics
 
-__all__ = ["CHUNK_BYTES", "gradients", "ieee_fp32_matmul", "statistics"]
+__all__ = ["CHUNK_BYTES", "forward", "gradients"]
 
 CHUNK_BYTES = 16 << 20
 
 
-@contextmanager
-def ieee_fp32_matmul() -> Iterator[None]:
-    """fp32 products inside are true fp32, also where the process has allowed TF32 on its GPUs."""
-    matmul = torch.backends.cuda.matmul
-    name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
-    before = getattr(matmul, name)
-    if before in ("none", "ieee", False):
-        yield
-        return
-    setattr(matmul, name, "ieee" if name == "fp32_precision" else False)
-    try:
-        yield
-    finally:
-        setattr(matmul, name, before)
+def forward(problem: Problem, local_labels: Callable[[], Tensor], keep_bytes: int) -> Outcome:
+    """Log-probs and entropies; nothing is kept whatever the budget, as the memory is not scarce on a host."""
+    del keep_bytes
+    labels = local_labels()
+    pieces = _statistics(problem, labels)
+    finished = finish(gather_statistics(pieces, problem.group), labels, problem.ignore_index)
+    # copies for the backward: the caller may change the outputs in place
+    rows = (finished.log_probs.clone(), finished.entropy.clone(), finished.lse)
+    return Outcome(finished.log_probs, finished.entropy, labels, rows, "torch")
 
 
 def _accumulate_dtype(hidden: Tensor) -> torch.dtype:
@@ -50,11 +46,9 @@ def _column(value: float | Tensor) -> float | Tensor:
     return value[:, None] if isinstance(value, Tensor) else value
 
 
-def statistics(hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: float | Tensor, real_rows: int) -> Tensor:
-    """``[4, N]``: m, s, b, t of this shard's first ``real_rows`` vocabulary rows (see statistics.py).
-
-    ``labels`` are local; one that is not in ``[0, real_rows)`` leaves t = NaN.
-    """
+def _statistics(problem: Problem, labels: Tensor) -> Tensor:
+    """``[4, N]``: m, s, b, t of this shard's real vocabulary rows (see statistics.py)."""
+    hidden, weight, real_rows = problem.hidden, problem.weight, problem.real_rows
     dtype = _accumulate_dtype(hidden)
     tokens = hidden.shape[0]
     out = torch.zeros((4, tokens), dtype=dtype, device=hidden.device)
@@ -62,7 +56,7 @@ def statistics(hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: floa
     m.fill_(-torch.inf)
     t.fill_(torch.nan)
     wide = hidden.to(dtype)
-    scale = _column(logit_scale)
+    scale = _column(problem.logit_scale)
     for first, end in _chunks(tokens, real_rows, dtype.itemsize):
         z = (wide @ weight[first:end].to(dtype).T).mul_(scale)
         local = labels.to(torch.int64) - first
@@ -80,27 +74,28 @@ def statistics(hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: floa
 
 
 def gradients(
-    hidden: Tensor,
-    weight: Tensor,
+    problem: Problem,
     labels: Tensor,
-    logit_scale: float | Tensor,
-    real_rows: int,
-    finished: Finished,
-    rows: RowCoefficients,
+    saved: tuple[Tensor, Tensor, Tensor],
+    kept: object | None,
+    upstream: tuple[Tensor | None, Tensor | None],
     *,
     need_hidden: bool,
     need_weight: bool,
-    reduce_hidden: Callable[[Tensor], Callable[[], None]],
-) -> tuple[Tensor | None, Tensor | None]:
+    reduce_hidden: ReduceHidden,
+    workspace_bytes: int,
+) -> Gradients:
     """Gradients of hidden and weight; one that is not needed costs no product.
 
-    ``reduce_hidden`` starts the sum of the hidden gradient over the vocabulary shards and returns how to wait for
-    it; the last chunk's weight product runs meanwhile.
+    The last chunk's weight product runs while ``reduce_hidden`` sums the hidden gradient over the shards.
     """
+    del kept, workspace_bytes
+    hidden, weight, real_rows = problem.hidden, problem.weight, problem.real_rows
+    rows = row_coefficients(Finished(*saved), labels, problem.ignore_index, problem.logit_scale, *upstream)
     dtype = _accumulate_dtype(hidden)
     tokens = hidden.shape[0]
     wide = hidden.to(dtype)
-    scale = _column(logit_scale)
+    scale = _column(problem.logit_scale)
     grad_hidden = torch.zeros_like(wide) if need_hidden else None
     grad_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if need_weight else None
 
@@ -111,14 +106,14 @@ def gradients(
         wait = reduce_hidden(grad_hidden)
     for first, end in _chunks(tokens, real_rows, dtype.itemsize):
         piece = weight[first:end].to(dtype)
-        log_p = (wide @ piece.T).mul_(scale).sub_(finished.lse[:, None])
+        log_p = (wide @ piece.T).mul_(scale).sub_(rows.lse[:, None])
         p = torch.exp(log_p)
         log_p.clamp_(min=FINITE_FLOOR)
         local = labels.to(torch.int64) - first
         inside = (local >= 0) & (local < end - first)
         dlogits = log_p.mul_(rows.b[:, None]).add_(rows.a[:, None]).mul_(p)
-        # p of an ignored row is exp(-inf) = 0, but its logits may hold inf or NaN
-        dlogits.masked_fill_(torch.isposinf(finished.lse)[:, None], 0.0)
+        # p of a dead row is exp(-inf) = 0, but its logits may hold inf or NaN
+        dlogits.masked_fill_(torch.isposinf(rows.lse)[:, None], 0.0)
         dlogits.scatter_add_(1, torch.where(inside, local, 0)[:, None], torch.where(inside, rows.g, 0.0)[:, None])
         if grad_hidden is not None:
             grad_hidden.addmm_(dlogits, piece)

@@ -1,0 +1,284 @@
+"""Launches of the Triton and Gluon kernels: sizes, grids, buffers. One function a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from mcore_fused.kernel.operands import Operands, descriptor, tma_readable
+from mcore_fused.kernel.schedule import GROUP, Tiles, ceil_div, split_count
+from mcore_fused.kernel.triton_backward import coefficients_kernel, dlogits_kernel, kept_kernel, label_kernel
+from mcore_fused.kernel.triton_forward import LN2, combine_kernel, statistics_kernel
+
+__all__ = ["Finished2", "Kept", "RowState", "coefficients", "dlogits", "finish", "kept_to_dlogits", "merge"]
+__all__ += ["row_statistics"]
+
+# Row stride of buffers that hold a piece of the vocabulary: TMA and wide accesses need aligned rows.
+_ROW_STEP = 64
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Exponentials kept by a forward.
+
+    Attributes:
+        p: ``[N, columns]`` of ``exp2(x - base)`` in the inputs' dtype, a view into ``storage``.
+        base: ``[tiles, N]`` fp32, base 2.
+        width: columns a tile of ``base``.
+        storage: the flat memory.
+    """
+
+    p: Tensor
+    base: Tensor
+    width: int
+    storage: Tensor
+
+    @property
+    def columns(self) -> int:
+        """How many vocabulary columns were kept."""
+        return self.p.shape[1]
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What a backward needs of each row, base 2: labels (local), lse, entropy, the label's logit. All ``[N]``."""
+
+    labels: Tensor
+    lse: Tensor
+    entropy2: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class Finished2:
+    """Outputs in nats, and the row state in base 2. All ``[N]`` fp32."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    lse: Tensor
+    entropy2: Tensor
+    target: Tensor
+
+
+def _precision(operands: Operands) -> str:
+    # never the default for fp32, which is TF32 with errors near 1e-3
+    return "tf32x3" if operands.hidden.dtype == torch.float32 else "tf32"
+
+
+def _pair(operands: Operands, tiles: Tiles) -> tuple[Any, Any]:
+    if operands.tma:
+        return (
+            descriptor(operands.hidden, tiles.rows, tiles.depth),
+            descriptor(operands.weight, tiles.columns, tiles.depth),
+        )
+    return operands.hidden, operands.weight
+
+
+def _scale_arguments(operands: Operands) -> tuple[Tensor, float]:
+    return (operands.hidden if operands.row_scale is None else operands.row_scale), operands.scale
+
+
+def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept | None, str]:
+    """Run the forward's main kernel.
+
+    Returns:
+        ``[splits, 3, N]`` statistics, the kept exponentials or None, and the path that ran.
+    """
+    tokens, hidden_size = operands.hidden.shape
+    tiles = operands.tiles
+    device, dtype = operands.device, operands.hidden.dtype
+    row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(operands.real_rows, tiles.columns)
+    splits = split_count(row_blocks, columns, operands.traits.programs)
+    statistics = torch.empty((splits, 3, tokens), dtype=torch.float32, device=device)
+    kept = None
+    if kept_columns:
+        stride = ceil_div(kept_columns, _ROW_STEP) * _ROW_STEP
+        storage = torch.empty(tokens * stride, dtype=dtype, device=device)
+        base = torch.empty((ceil_div(kept_columns, tiles.columns), tokens), dtype=torch.float32, device=device)
+        kept = Kept(storage.view(tokens, stride)[:, :kept_columns], base, tiles.columns, storage)
+    units = row_blocks * splits
+    if units == 0:  # a shard of padding rows only: no tile, and statistics that weigh nothing
+        statistics.zero_()[:, 0].fill_(-torch.inf)
+        return statistics, kept, "triton"
+    h, w = _pair(operands, tiles)
+    row_scale, scale = _scale_arguments(operands)
+    statistics_kernel[(min(operands.traits.programs, units),)](
+        h,
+        w,
+        operands.hidden.stride(0),
+        operands.weight.stride(0),
+        row_scale,
+        scale,
+        statistics,
+        statistics if kept is None else kept.p,
+        0 if kept is None else kept.p.stride(0),
+        statistics if kept is None else kept.base,
+        kept_columns,
+        tokens,
+        operands.real_rows,
+        hidden_size,
+        row_blocks,
+        columns,
+        splits,
+        units,
+        ceil_div(hidden_size, tiles.depth),
+        GROUP,
+        BM=tiles.rows,
+        BN=tiles.columns,
+        BK=tiles.depth,
+        TMA=operands.tma,
+        PER_ROW=operands.row_scale is not None,
+        KEEP=kept is not None,
+        WIDEN=operands.traits.interpreted,
+        PRECISION=_precision(operands),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return statistics, kept, "triton"
+
+
+def _combine(
+    operands: Operands, labels: Tensor, pieces: Tensor, outputs: tuple[Tensor, ...], *, dot: bool, final: bool
+) -> None:
+    tokens, hidden_size = operands.hidden.shape
+    row_scale, scale = _scale_arguments(operands)
+    count = pieces.shape[0]
+    rows = 4
+    combine_kernel[(ceil_div(tokens, rows),)](
+        pieces,
+        pieces.stride(0),
+        count,
+        labels,
+        operands.hidden,
+        operands.weight,
+        operands.hidden.stride(0),
+        operands.weight.stride(0),
+        row_scale,
+        scale,
+        *outputs,
+        tokens,
+        operands.real_rows,
+        hidden_size,
+        operands.ignore_index,
+        PIECES=8 if count <= 8 else 32 if count <= 32 else max(128, triton.next_power_of_2(count)),
+        BR=rows,
+        BH=512,
+        PER_ROW=operands.row_scale is not None,
+        DOT=dot,
+        FINAL=final,
+        num_warps=4,
+    )
+
+
+def merge(operands: Operands, labels: Tensor, statistics: Tensor) -> Tensor:
+    """This rank's ``[4, N]`` (max, sum, moment, label's logit), for the other ranks."""
+    merged = torch.empty((4, operands.tokens), dtype=torch.float32, device=operands.device)
+    _combine(operands, labels, statistics, (merged,) * 6, dot=True, final=False)
+    return merged
+
+
+def finish(operands: Operands, labels: Tensor, pieces: Tensor, *, dot: bool) -> Finished2:
+    """Combine all pieces into the outputs and the row state; ``dot``: compute the labels' logits here."""
+    outputs = [torch.empty(operands.tokens, dtype=torch.float32, device=operands.device) for _ in range(5)]
+    _combine(operands, labels, pieces, (outputs[0], *outputs), dot=dot, final=True)
+    return Finished2(*outputs)
+
+
+def coefficients(operands: Operands, rows: RowState, upstream: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    """``[4, N]``: lse, a, b, g of each row, from both upstream gradients (any stride, or None)."""
+    tokens = operands.tokens
+    out = torch.empty((4, tokens), dtype=torch.float32, device=operands.device)
+    if tokens == 0:
+        return out
+    flat = [None if g is None else g.reshape(-1) for g in upstream]
+    row_scale, scale = _scale_arguments(operands)
+    block = 128
+    coefficients_kernel[(ceil_div(tokens, block),)](
+        rows.labels,
+        rows.lse,
+        rows.entropy2,
+        rows.target,
+        *(rows.lse if g is None else g for g in flat),
+        *(0 if g is None else g.stride(0) for g in flat),
+        row_scale,
+        scale * LN2,
+        out,
+        tokens,
+        operands.ignore_index,
+        BLOCK=block,
+        HAS_G1=flat[0] is not None,
+        HAS_G2=flat[1] is not None,
+        PER_ROW=operands.row_scale is not None,
+        num_warps=4,
+    )
+    return out
+
+
+def dlogits(operands: Operands, rows: RowState, coefficients: Tensor, out: Tensor, first: int, end: int) -> None:
+    """Write the gradient of the logits of columns ``[first, end)`` to ``out`` ``[N, end - first]``."""
+    tokens, hidden_size = operands.hidden.shape
+    tiles = operands.tiles
+    row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(end - first, tiles.columns)
+    tma = operands.tma and tma_readable(out)
+    h, w = _pair(operands, tiles) if tma else (operands.hidden, operands.weight)
+    row_scale, scale = _scale_arguments(operands)
+    dlogits_kernel[(min(operands.traits.programs, row_blocks * columns),)](
+        h,
+        w,
+        operands.hidden.stride(0),
+        operands.weight.stride(0),
+        row_scale,
+        scale,
+        coefficients,
+        descriptor(out, tiles.rows, tiles.columns) if tma else out,
+        out.stride(0),
+        tokens,
+        end,
+        hidden_size,
+        first,
+        row_blocks,
+        columns,
+        ceil_div(hidden_size, tiles.depth),
+        GROUP,
+        BM=tiles.rows,
+        BN=tiles.columns,
+        BK=tiles.depth,
+        TMA=tma,
+        PER_ROW=operands.row_scale is not None,
+        WIDEN=operands.traits.interpreted,
+        PRECISION=_precision(operands),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    _label_column(out, rows, coefficients, first)
+
+
+def kept_to_dlogits(kept: Kept, rows: RowState, coefficients: Tensor) -> None:
+    """Turn kept exponentials into the gradient of their logits, in place."""
+    tokens, columns = kept.p.shape
+    block_rows, block_columns = 16, min(kept.width, 256)
+    kept_kernel[(ceil_div(columns, block_columns), ceil_div(tokens, block_rows))](
+        kept.p,
+        kept.p.stride(0),
+        kept.base,
+        coefficients,
+        tokens,
+        columns,
+        BM=block_rows,
+        BN=block_columns,
+        WIDTH=kept.width,
+        num_warps=4,
+    )
+    _label_column(kept.p, rows, coefficients, 0)
+
+
+def _label_column(out: Tensor, rows: RowState, coefficients: Tensor, first: int) -> None:
+    tokens, columns = out.shape
+    block = 128
+    label_kernel[(ceil_div(tokens, block),)](
+        out, out.stride(0), rows.labels, coefficients, rows.target, tokens, first, columns, BLOCK=block, num_warps=4
+    )

@@ -1,0 +1,75 @@
+"""The one form in which a call reaches a backend, and the form in which its forward comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+__all__ = ["Gradients", "Outcome", "Problem", "ReduceHidden", "ieee_fp32_products"]
+
+# Starts the sum of a partial hidden gradient over the vocabulary shards; the result waits for it.
+ReduceHidden = Callable[[Tensor], Callable[[], None]]
+Gradients = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Operands of one call on this rank.
+
+    Attributes:
+        hidden: ``[N, H]``.
+        weight: ``[V, H]``, this rank's rows, same dtype.
+        logit_scale: scale / temperature, a number or ``[N]``.
+        real_rows: rows of ``weight`` that take part; those after it are padding.
+        ignore_index: the label of rows that do not count.
+        group: vocabulary-parallel group, or None.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    logit_scale: float | Tensor
+    real_rows: int
+    ignore_index: int
+    group: dist.ProcessGroup | None
+
+
+@dataclass
+class Outcome:
+    """What a forward leaves.
+
+    Attributes:
+        log_probs: ``[N]``.
+        entropy: ``[N]``.
+        labels: ``[N]``, as local rows of this shard.
+        rows: three tensors ``[N]`` that the same backend's backward needs.
+        path: what ran: "torch", "triton" or "gluon".
+        kept: exponentials kept for the backward, or None. A backward consumes them.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    labels: Tensor
+    rows: tuple[Tensor, Tensor, Tensor]
+    path: str
+    kept: object | None = field(default=None, repr=False)
+
+
+class ieee_fp32_products:  # noqa: N801  (a context manager, named as one)
+    """fp32 products inside are true fp32, also where the process has allowed TF32 on its GPUs."""
+
+    def __enter__(self) -> None:
+        matmul = torch.backends.cuda.matmul
+        self._name = "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
+        self._before = getattr(matmul, self._name)
+        # untouched where there is nothing to forbid: reading the older switch after setting the newer one is an error
+        self._changed = self._before not in ("none", "ieee", False)
+        if self._changed:
+            setattr(matmul, self._name, "ieee" if self._name == "fp32_precision" else False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._changed:
+            setattr(torch.backends.cuda.matmul, self._name, self._before)
