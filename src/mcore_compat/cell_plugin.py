@@ -38,7 +38,7 @@ def _origins() -> dict[str, Any]:
         top = name.split(".")[0]
         file = getattr(module, "__file__", None)
         # Some of torch's modules carry a made-up relative name.
-        if top not in counts or not isinstance(file, str) or not os.path.isabs(file):
+        if top not in counts or not isinstance(file, str) or not Path(file).is_absolute():
             continue
         counts[top] += 1
         if not Path(file).resolve().is_relative_to(home):

@@ -90,7 +90,7 @@ def load_model[Model: DataModel](path: Path, model: type[Model], error: type[Usa
         raise error(problem, next_step) from exc
 
 
-def schema_text(model: type[DataModel] | type[BaseModel]) -> str:
+def schema_text(model: type[BaseModel]) -> str:
     """The model's JSON Schema, as it is committed beside the data."""
     schema: dict[str, Any] = model.model_json_schema()
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

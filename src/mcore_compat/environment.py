@@ -1,4 +1,4 @@
-"""The environment variables that the harness's children get: an allow-list, so that no token of the caller reaches them."""
+"""The environment variables that children get: an allow-list, so that no token of the caller reaches them."""
 
 from __future__ import annotations
 

@@ -77,9 +77,7 @@ class Inventory(DataModel):
         seen: set[str] = set()
         for number, check in enumerate(self.check):
             if check.id in seen:
-                raise LocatedError(
-                    f"check `{check.id}` is declared twice | keep one entry", ("check", number, "id")
-                )
+                raise LocatedError(f"check `{check.id}` is declared twice | keep one entry", ("check", number, "id"))
             seen.add(check.id)
         return self
 
@@ -126,9 +124,7 @@ def derive(executed: Mapping[str, Iterable[str]], cells: Iterable[Cell], old: In
             checks.append(kept)
         else:
             checks.append(_entry(check_id, where, seen))
-    return Inventory(
-        schema_version=1, evidence=old.evidence if old else EvidenceRules(), check=tuple(checks)
-    )
+    return Inventory(schema_version=1, evidence=old.evidence if old else EvidenceRules(), check=tuple(checks))
 
 
 def write_text(inventory: Inventory) -> str:
@@ -154,13 +150,16 @@ def _cells(check: Check, cells: Iterable[Cell]) -> frozenset[str]:
 
 
 def _entry(check_id: str, where: frozenset[str], cells: list[Cell]) -> Check:
-    releases = sorted({cell.megatron_core for cell in cells}, key=lambda label: versions.sort_key(label))
+    releases = sorted({cell.megatron_core for cell in cells}, key=versions.sort_key)
     modes = [{}, {"only": ("hook",)}, {"only": ("legacy",)}, {"except": ("backport",)}, {"only": ("backport",)}]
     bounds: list[dict[str, str]] = [{}]
     bounds += [{"since": low} for low in releases[1:]]
     bounds += [{"until": high} for high in releases[1:]]
     bounds += [
-        {"since": low, "until": high} for low in releases[1:] for high in releases if releases.index(high) > releases.index(low)
+        {"since": low, "until": high}
+        for low in releases[1:]
+        for high in releases
+        if releases.index(high) > releases.index(low)
     ]
     for bound in bounds:
         for mode in modes:

@@ -100,7 +100,7 @@ def _matching(cells: tuple[Cell, ...], patterns: tuple[str, ...]) -> tuple[Cell,
             near = difflib.get_close_matches(pattern, ids, n=3, cutoff=0.4) or ids[-3:]
             raise SelectionError(
                 f"No cell of the matrix matches `{pattern}`.",
-                f"Near it: {', '.join(near)}; `mcore-compat plan` lists all {len(ids)}, docs/add-a-version.md adds one.",
+                f"Near it: {', '.join(near)}; `mcore-compat plan` lists all; see docs/add-a-version.md.",
             )
         chosen.update(matched)
     return tuple(cell for cell in cells if cell.id in chosen)
@@ -112,8 +112,8 @@ def _representatives(cells: tuple[Cell, ...], class_of: Callable[[Cell], str]) -
         if "backport" in cell.tags:
             continue
         name = class_of(cell)
-        if name not in newest or versions.sort_key(cell.megatron_core) > versions.sort_key(newest[name].megatron_core):
+        rival = newest.get(name)
+        if rival is None or versions.sort_key(cell.megatron_core) > versions.sort_key(rival.megatron_core):
             newest[name] = cell
     kept = {cell.id for cell in newest.values()}
     return tuple(cell for cell in cells if cell.id in kept or "backport" in cell.tags)
-

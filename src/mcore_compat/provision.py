@@ -8,7 +8,6 @@ therefore never edited in place.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -169,12 +168,14 @@ def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
     # Nothing runs code of a package before it is installed, unless the cell says so.
     build = ["--only-binary", ":all:"] + (["--no-binary", "megatron-core"] if recipe.build_megatron else [])
     fresh = ["--refresh-package", "megatron-core"] if recipe.build_megatron and recipe.source_digest is None else []
-    python = ["-p", folder / "venv" / "bin" / "python"]
+    python: tuple[str | Path, ...] = ("-p", folder / "venv" / "bin" / "python")
     try:
         uv.call(["venv", "-q", "--no-project", "-p", interpreter, folder / "venv"])
         uv.call(
-            ["pip", "compile", "-q", "--no-header", "--no-annotate", "--generate-hashes", *build, *fresh, *python]
-            + ["-c", "constraints.in", "-o", "lock.txt", "requirements.in"],
+            [
+                *("pip", "compile", "-q", "--no-header", "--no-annotate", "--generate-hashes", *build, *fresh, *python),
+                *("-c", "constraints.in", "-o", "lock.txt", "requirements.in"),
+            ],
             cwd=folder,
         )
         uv.call(["pip", "install", "-q", *build, *python, "-r", "lock.txt"], cwd=folder)
@@ -199,8 +200,11 @@ def _refusal(exc: UvFailure) -> _Refused:
 def _install_subject(folder: Path, subject: Subject, uv: Uv) -> None:
     try:
         uv.call(
-            ["pip", "install", "-q", "--offline", "--no-deps", "--reinstall", "-p", folder / "venv" / "bin" / "python"]
-            + [subject.wheel]
+            [
+                *("pip", "install", "-q", "--offline", "--no-deps", "--reinstall", "-p"),
+                folder / "venv" / "bin" / "python",
+                subject.wheel,
+            ]
         )
     except UvFailure as exc:
         raise _Refused(
@@ -212,7 +216,7 @@ def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) ->
     """The probe's facts, from a process with a clean environment in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as empty:
         env = cell_environment(host, cell, home=folder / "home", temporary=Path(empty))
-        command = [folder / "venv" / "bin" / "python", "-I", probe.__file__, *(["--import"] if deep else [])]
+        command = [str(folder / "venv" / "bin" / "python"), "-I", probe.__file__, *(["--import"] if deep else [])]
         try:
             done = subprocess.run(
                 command,
@@ -258,7 +262,7 @@ def _remembered(folder: Path) -> _State | None:
 def _remember(folder: Path, state: _State) -> None:
     temporary = folder / "state.tmp"
     temporary.write_text(json.dumps(state.model_dump(mode="json")), encoding="utf-8")
-    os.replace(temporary, folder / "state.json")
+    temporary.replace(folder / "state.json")
 
 
 def _forget(folder: Path) -> None:

@@ -24,7 +24,7 @@ __all__ = [
     "SubjectInfo",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class _Record(BaseModel):
@@ -80,12 +80,14 @@ class Finding(_Record):
         message: what was seen; its first line stands alone.
         check: the check concerned, if any.
         next_step: what to do.
+        verdict: what it alone would make of the cell; None: it is told, not held against it.
     """
 
     kind: str
     message: str
     check: str | None = None
     next_step: str = ""
+    verdict: Verdict | None = None
     link: str | None = None
 
 

@@ -23,7 +23,7 @@ _HOST_AT_FAULT = re.compile(
     r"timed out|no space left on device|permission denied|request failed|failed to download|tls handshake)",
     re.IGNORECASE,
 )
-_CAUSE = re.compile(r"^\s*(?:error|cause|Caused by|×|├─▶|╰─▶)\s*:?\s*(.+)$")
+_CAUSE = re.compile(r"^\s*(?:error|cause|Caused by|\u00d7|\u251c\u2500\u25b6|\u2570\u2500\u25b6)\s*:?\s*(.+)$")
 _BUILD_ERROR = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|error)\b.*)$")
 
 

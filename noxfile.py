@@ -1,0 +1,92 @@
+"""Front door: every session is a thin call of what the project itself offers. Arguments after ``--`` are passed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["compat"]
+nox.options.reuse_existing_virtualenvs = True
+
+PYTHON = "3.12"
+# Triton's interpreter before 3.9 fails in every kernel with numpy 2.5.
+NUMPY = "numpy<2.5"
+UNIT_RESULTS = Path("reports", "unit.xml")
+COMMAND = ("python", "-m", "mcore_compat")
+
+
+def harness(session: nox.Session, *more: str) -> None:
+    """Install this project with the harness's needs; editable, so that the sessions see the checkout as it is."""
+    session.install("-e", ".[harness]", NUMPY, *more)
+
+
+def group(name: str) -> tuple[str, ...]:
+    """A dependency group of pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), name)
+
+
+def script(session: nox.Session, path: str) -> None:
+    """Run a script of this checkout."""
+    if not Path(path).exists():
+        session.error(f"{path} is not in this checkout: this lane has not landed yet")
+    session.run("python", path, *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def compat(session: nox.Session) -> None:
+    """Judge every megatron-core of the matrix (the main job)."""
+    harness(session)
+    session.run(*COMMAND, "run", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def tests(session: nox.Session) -> None:
+    """Unit tests, then the property suite on one cell of each contract class and both backports."""
+    session.install("-e", ".[harness,suite]", NUMPY)
+    UNIT_RESULTS.parent.mkdir(exist_ok=True)
+    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={UNIT_RESULTS}", *session.posargs)
+    session.run(*COMMAND, "run", "--classes")
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Rules and format."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Types, strictly."""
+    harness(session, *group("types"))
+    session.run("mypy")
+
+
+@nox.session(python=PYTHON)
+def gate(session: nox.Session) -> None:
+    """May we upgrade to this megatron-core? Give a requirement, a wheel, a git reference or a folder."""
+    harness(session)
+    session.run(*COMMAND, "gate", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def gpu(session: nox.Session) -> None:
+    """The GPU lane, with the host's own torch and triton."""
+    script(session, "ci/gpu")
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """Side-by-side measurements; results go to one CSV."""
+    harness(session)
+    script(session, "benchmarks/run.py")
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Every link inside the documentation leads somewhere."""
+    harness(session)
+    session.run(*COMMAND, "links", *session.posargs)

@@ -1,0 +1,85 @@
+"""The report on one screen of a terminal. Pure over the report: returns what rich prints."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mcore_compat.causes import Cause, causes
+from mcore_compat.report import CellResult, Report
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["render", "summary_line"]
+
+_COLOURS = {
+    Verdict.OK: "green",
+    Verdict.DRIFT: "cyan",
+    Verdict.BREAK: "bold red",
+    Verdict.UNRESOLVABLE: "yellow",
+    Verdict.INFRA: "magenta",
+    Verdict.UNPROVEN: "yellow",
+}
+_CAUSES = 6
+_MESSAGE_LINES = 4
+
+
+def render(report: Report) -> RenderableType:
+    """Table, causes, one closing line."""
+    parts: list[RenderableType] = [_table(report)]
+    found = causes(report)
+    parts += [_cause(cause) for cause in found[:_CAUSES]]
+    if len(found) > _CAUSES:
+        parts.append(Text(f"… and {len(found) - _CAUSES} more causes in report.md", style="dim"))
+    parts.append(Text(summary_line(report), style=_COLOURS[report.verdict]))
+    return Group(*parts)
+
+
+def summary_line(report: Report) -> str:
+    """Verdict, counts and time in one line."""
+    counts = {verdict: sum(cell.verdict is verdict for cell in report.cells) for verdict in Verdict}
+    cells = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
+    passed = sum(cell.checks.passed for cell in report.cells)
+    planned = sum(cell.checks.planned for cell in report.cells)
+    minutes, seconds = divmod(round(report.seconds), 60)
+    return (
+        f"{report.verdict.value}: {len(report.planned)} cells ({cells or 'none judged'}), "
+        f"{passed} of {planned} checks passed, {minutes} min {seconds:02d} s"
+    )
+
+
+def _table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", no_wrap=True, min_width=6)
+    table.add_column("verdict", no_wrap=True, min_width=8)
+    table.add_column("mode", no_wrap=True, min_width=6)
+    table.add_column("checks", justify="right", no_wrap=True, min_width=6)
+    table.add_column("time", justify="right", no_wrap=True, min_width=6)
+    table.add_column("reason", overflow="ellipsis", no_wrap=True)
+    for cell in report.cells:
+        table.add_row(
+            cell.id,
+            Text(cell.verdict.value, style=_COLOURS[cell.verdict]),
+            cell.mode or "-",
+            f"{cell.checks.passed}/{cell.checks.planned}",
+            f"{_time(cell):.0f} s",
+            Text(cell.reason),
+        )
+    return table
+
+
+def _time(cell: CellResult) -> float:
+    return cell.seconds.provision + cell.seconds.suite
+
+
+def _cause(cause: Cause) -> Text:
+    text = Text("\n")
+    text.append(cause.title, style="bold")
+    text.append(f"  {cause.verdict.value}, {cause.since}\n", style=_COLOURS[cause.verdict])
+    lines = cause.finding.message.splitlines()
+    # Without a check the title is the first line already.
+    for line in lines[0 if cause.finding.check else 1 :][:_MESSAGE_LINES]:
+        text.append(f"  {line}\n")
+    if cause.finding.next_step:
+        text.append(f"  next: {cause.finding.next_step}\n", style="dim")
+    return text
