@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from mcore_fused.kernel.hopper_gate import gluon_ready
 from mcore_fused.kernel.operands import Operands, descriptor, tma_readable
 from mcore_fused.kernel.schedule import GROUP, Tiles, ceil_div, split_count
 from mcore_fused.kernel.triton_backward import coefficients_kernel, dlogits_kernel, kept_kernel, label_kernel
@@ -19,6 +20,8 @@ __all__ += ["row_statistics"]
 
 # Row stride of buffers that hold a piece of the vocabulary: TMA and wide accesses need aligned rows.
 _ROW_STEP = 64
+# The tile of the Gluon kernels (hopper_kernels.py).
+HOPPER_TILES = Tiles(128, 256, 64, 12, 4)
 
 
 @dataclass(frozen=True)
@@ -82,28 +85,57 @@ def _scale_arguments(operands: Operands) -> tuple[Tensor, float]:
     return (operands.hidden if operands.row_scale is None else operands.row_scale), operands.scale
 
 
+def _hopper(operands: Operands) -> bool:
+    return operands.tma and not operands.traits.interpreted and gluon_ready(operands.device, operands.hidden.dtype)
+
+
 def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept | None, str]:
     """Run the forward's main kernel.
 
     Returns:
         ``[splits, 3, N]`` statistics, the kept exponentials or None, and the path that ran.
     """
-    tokens, hidden_size = operands.hidden.shape
-    tiles = operands.tiles
-    device, dtype = operands.device, operands.hidden.dtype
+    tokens = operands.tokens
+    fast = _hopper(operands)
+    tiles = HOPPER_TILES if fast else operands.tiles
     row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(operands.real_rows, tiles.columns)
     splits = split_count(row_blocks, columns, operands.traits.programs)
-    statistics = torch.empty((splits, 3, tokens), dtype=torch.float32, device=device)
-    kept = None
-    if kept_columns:
-        stride = ceil_div(kept_columns, _ROW_STEP) * _ROW_STEP
-        storage = torch.empty(tokens * stride, dtype=dtype, device=device)
-        base = torch.empty((ceil_div(kept_columns, tiles.columns), tokens), dtype=torch.float32, device=device)
-        kept = Kept(storage.view(tokens, stride)[:, :kept_columns], base, tiles.columns, storage)
-    units = row_blocks * splits
-    if units == 0:  # a shard of padding rows only: no tile, and statistics that weigh nothing
+    statistics = torch.empty((splits, 3, tokens), dtype=torch.float32, device=operands.device)
+    kept = _kept_buffers(operands, kept_columns, tiles.columns) if kept_columns else None
+    if operands.real_rows == 0:  # a shard of padding rows only: no tile, and statistics that weigh nothing
         statistics.zero_()[:, 0].fill_(-torch.inf)
-        return statistics, kept, "triton"
+    elif fast:
+        from mcore_fused.kernel import hopper
+
+        hopper.statistics(
+            operands.hidden,
+            operands.weight,
+            operands.row_scale,
+            operands.scale,
+            statistics,
+            operands.real_rows,
+            None if kept is None else (kept.p, kept.base),
+            operands.traits.programs,
+        )
+    else:
+        _plain_statistics(operands, statistics, kept)
+    return statistics, kept, "gluon" if fast else "triton"
+
+
+def _kept_buffers(operands: Operands, columns: int, width: int) -> Kept:
+    tokens = operands.tokens
+    stride = ceil_div(columns, _ROW_STEP) * _ROW_STEP
+    storage = torch.empty(tokens * stride, dtype=operands.hidden.dtype, device=operands.device)
+    base = torch.empty((ceil_div(columns, width), tokens), dtype=torch.float32, device=operands.device)
+    return Kept(storage.view(tokens, stride)[:, :columns], base, width, storage)
+
+
+def _plain_statistics(operands: Operands, statistics: Tensor, kept: Kept | None) -> None:
+    tokens, hidden_size = operands.hidden.shape
+    tiles = operands.tiles
+    row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(operands.real_rows, tiles.columns)
+    splits = statistics.shape[0]
+    units = row_blocks * splits
     h, w = _pair(operands, tiles)
     row_scale, scale = _scale_arguments(operands)
     statistics_kernel[(min(operands.traits.programs, units),)](
@@ -117,7 +149,7 @@ def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept 
         statistics if kept is None else kept.p,
         0 if kept is None else kept.p.stride(0),
         statistics if kept is None else kept.base,
-        kept_columns,
+        0 if kept is None else kept.columns,
         tokens,
         operands.real_rows,
         hidden_size,
@@ -138,7 +170,6 @@ def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept 
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return statistics, kept, "triton"
 
 
 def _combine(
@@ -220,6 +251,25 @@ def coefficients(operands: Operands, rows: RowState, upstream: tuple[Tensor | No
 
 def dlogits(operands: Operands, rows: RowState, coefficients: Tensor, out: Tensor, first: int, end: int) -> None:
     """Write the gradient of the logits of columns ``[first, end)`` to ``out`` ``[N, end - first]``."""
+    if _hopper(operands) and tma_readable(out):
+        from mcore_fused.kernel import hopper
+
+        hopper.dlogits(
+            operands.hidden,
+            operands.weight,
+            operands.row_scale,
+            operands.scale,
+            coefficients,
+            out,
+            first,
+            operands.traits.programs,
+        )
+    else:
+        _plain_dlogits(operands, coefficients, out, first, end)
+    _label_column(out, rows, coefficients, first)
+
+
+def _plain_dlogits(operands: Operands, coefficients: Tensor, out: Tensor, first: int, end: int) -> None:
     tokens, hidden_size = operands.hidden.shape
     tiles = operands.tiles
     row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(end - first, tiles.columns)
@@ -254,7 +304,6 @@ def dlogits(operands: Operands, rows: RowState, coefficients: Tensor, out: Tenso
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _label_column(out, rows, coefficients, first)
 
 
 def kept_to_dlogits(kept: Kept, rows: RowState, coefficients: Tensor) -> None:
@@ -271,6 +320,7 @@ def kept_to_dlogits(kept: Kept, rows: RowState, coefficients: Tensor) -> None:
         BM=block_rows,
         BN=block_columns,
         WIDTH=kept.width,
+        APPROXIMATE=kept.p.is_cuda and kept.p.dtype != torch.float32,
         num_warps=4,
     )
     _label_column(kept.p, rows, coefficients, 0)

@@ -154,12 +154,22 @@ def label_kernel(out, out_stride, labels, coefficients, target2, N, first, colum
 
 @triton.jit(do_not_specialize=["N", "columns"])
 def kept_kernel(
-    kept_p, kept_stride, kept_base, coefficients, N, columns, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr
+    kept_p,
+    kept_stride,
+    kept_base,
+    coefficients,
+    N,
+    columns,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):
     """Kept ``exp2(x - base)`` to dlogits, in place, the label's term left out.
 
-    WIDTH: columns that share a base. ``kept_stride`` must stay specialised: without its divisibility the accesses
-    are 2 bytes wide and the kernel is ten times slower than the memory.
+    WIDTH: columns that share a base. APPROXIMATE: the hardware's log2, as p itself is rounded to half precision; the
+    exact one makes this kernel arithmetic-bound. ``kept_stride`` must stay specialised: without its divisibility
+    the accesses are 2 bytes wide and the kernel is ten times slower than the memory.
     """
     column = tl.program_id(0) * BN
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -174,6 +184,11 @@ def kept_kernel(
     at = kept_p + rows.to(tl.int64)[:, None] * kept_stride + at_columns[None, :]
     mask = inside[:, None] & (at_columns < columns)[None, :]
     p = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    lp = tl.log2(tl.maximum(p, 1e-37)) + shift[:, None]
+    lp = tl.maximum(p, 1e-37)
+    if APPROXIMATE:
+        lp = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [lp], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        lp = tl.log2(lp)
+    lp += shift[:, None]
     d = tl.where(alive[:, None], p * tl.exp2(shift)[:, None] * (a[:, None] + b[:, None] * lp), 0.0)
     tl.store(at, d.to(kept_p.dtype.element_ty), mask=mask)

@@ -19,7 +19,7 @@ _LN2 = tl.constexpr(LN2)
 _FLOOR = tl.constexpr(-1.0e30)
 
 # Sizes that vary between calls are never specialised: one compilation serves every N, V and split count.
-VARYING = ["N", "V", "H", "row_blocks", "tiles", "splits", "units", "steps", "first", "kept", "group", "ignore_index"]
+VARYING = ["N", "V", "row_blocks", "tiles", "splits", "units", "steps", "first", "kept", "group", "ignore_index"]
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def statistics_kernel(
         tl.store(out + 2 * N, b, mask=inside)
 
 
-@triton.jit(do_not_specialize=["N", "V", "H", "pieces", "ignore_index"])
+@triton.jit(do_not_specialize=["N", "V", "pieces", "ignore_index"])
 def combine_kernel(
     statistics,
     piece_stride,
