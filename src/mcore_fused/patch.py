@@ -59,14 +59,10 @@ def fused_forward_mode(model: Model) -> Mode:
     Raises:
         UnsupportedModelError: no language model inside, or its head is not one the fused path equals.
         ForeignPatchError: somebody else's ``forward`` is on the instance.
-        ModeError: chunks of one list disagree, or the promise of a hook could not be proved.
+        ModeError: the promise of a hook could not be proved.
     """
     modes = {_mode_of(unwrap_model(chunk)) for chunk in chunks_of(model)}
-    if len(modes) > 1:
-        raise ModeError(
-            "the chunks of this model list have different modes.", 'patch the whole list with mode="legacy".'
-        )
-    return modes.pop()
+    return "legacy" if "legacy" in modes else "hook"  # legacy serves every chunk, the hook only those that have it
 
 
 def _mode_of(model: nn.Module) -> Mode:
@@ -83,7 +79,7 @@ def _mode_of(model: nn.Module) -> Mode:
 
 
 def _refuse_foreign(model: nn.Module, own_forward: object) -> None:
-    if own_forward is not None:
+    if own_forward is not None and not isinstance(own_forward, LegacyForward):
         raise ForeignPatchError(
             f"forward of this {qualified_name(model)} instance is already replaced by {qualified_name(own_forward)}.",
             "remove that patch first, or install it after this one and remove it before.",
@@ -110,25 +106,27 @@ def patch_fused_forward(model: Model, mode: ModeRequest = "auto") -> Mode:
     if mode not in {"auto", "hook", "legacy"}:
         raise ModeError(f"there is no mode {mode!r}.", 'pass "auto", "hook" or "legacy".')
     models = [unwrap_model(chunk) for chunk in chunks_of(model)]
-    wanted = [_wanted_mode(inner, mode) for inner in models]  # everything is checked before anything is changed
-    for inner, chosen in zip(models, wanted, strict=True):
+    wanted = {_wanted_mode(inner, mode) for inner in models}  # everything is checked before anything is changed
+    chosen: Mode = "legacy" if "legacy" in wanted else "hook"
+    for inner in models:
         if chosen == "hook":
             _patched_hook.add(inner)
         elif not isinstance(own_attribute(inner, "forward"), LegacyForward):
+            _patched_hook.discard(inner)
             inner.forward = LegacyForward(inner)
-    return fused_forward_mode(model)
+    return chosen
 
 
 def _wanted_mode(model: nn.Module, mode: ModeRequest) -> Mode:
     check_head(model)
     own_forward = own_attribute(model, "forward")
+    _refuse_foreign(model, own_forward)
     legacy, hook = isinstance(own_forward, LegacyForward), model in _patched_hook
     if legacy or hook:
         installed: Mode = "legacy" if legacy else "hook"
         if mode not in {"auto", installed}:
             raise ModeError(f"this model is already patched in {installed} mode.", "unpatch it first.")
         return installed
-    _refuse_foreign(model, own_forward)
     if mode == "auto":
         return _mode_of(model)
     if mode == "hook" and not promises_hook(model.forward):

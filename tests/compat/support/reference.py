@@ -38,7 +38,7 @@ def stock_forward(model, *inputs, labels, temperature=1.0, **kwargs) -> Stock:
     def reading_loss(some_labels, logits):
         if some_labels is labels:
             seen.append(logits)
-        return stock_loss(some_labels, logits)
+        return stock_loss(some_labels, logits.clone())  # stock's loss works in place on fp32 logits
 
     model.compute_language_model_loss = reading_loss
     try:

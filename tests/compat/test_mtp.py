@@ -1,0 +1,71 @@
+"""Multi-token prediction: the main head's outputs are right, and MTP keeps its loss and its gradients.
+
+verl's replaced forward drops the MTP loss silently; a head that mistakes MTP's rolled labels for the model's own
+returns plausible numbers.
+"""
+
+import pytest
+import torch
+from support.models import Shape, batch_for, build
+from support.reference import assert_same_gradients, gradients, stock_forward
+from support.subject import patched
+
+pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mtp")]
+
+MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
+TIED = pytest.mark.parametrize("tied", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_loss_tracker():
+    """Upstream logs MTP losses into a class-wide tensor that the first model sizes."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    MTPLossLoggingHelper.tracker.clear()
+
+
+def _inputs(batch):
+    return {"labels": batch.labels, "loss_mask": torch.ones_like(batch.labels, dtype=torch.float32)}
+
+
+@MODES
+@TIED
+@pytest.mark.parametrize("depths", [1, 2])
+def test_mtp_outputs(subject, mode, tied, depths):
+    model, batch = build(Shape(tied=tied, mtp=depths)), batch_for(97, 2, 7)
+    with torch.no_grad():
+        stock = stock_forward(model, *batch.inputs, temperature=0.7, **_inputs(batch))
+        with patched(subject, model, mode):
+            fused = subject.call(model, *batch.inputs, temperature=0.7, **_inputs(batch))
+    assert torch.allclose(fused.log_probs, stock.log_probs, atol=1e-10)
+    assert torch.allclose(fused.entropy, stock.entropy, atol=1e-10)
+
+
+@MODES
+@TIED
+def test_mtp_gradients(subject, mode, tied):
+    """MTP's own parameters learn from MTP's loss; the main head's gradients are untouched by it.
+
+    Stock computes MTP's loss in fp32 (unit roundoff 6e-8), the subject may compute it in float64: gradients that
+    contain it agree to some 1e-6 of their size.
+    """
+    model, batch = build(Shape(tied=tied, mtp=1)), batch_for(97, 2, 7)
+    model.train()
+    stock_forward(model, *batch.inputs, **_inputs(batch)).log_probs.sum().backward()
+    expected = gradients(model)
+    with patched(subject, model, mode):
+        subject.call(model, *batch.inputs, **_inputs(batch)).log_probs.sum().backward()
+    actual = gradients(model)
+    assert any(name.startswith("mtp.") and gradient.any() for name, gradient in actual.items())
+    assert_same_gradients(actual, expected, 2e-6)
+
+
+@MODES
+def test_mtp_without_fusion_is_stock(subject, mode):
+    """P7 (a): patching must not change what the model returns to callers that do not ask for fusion."""
+    model, batch = build(Shape(mtp=1)), batch_for(97, 2, 7)
+    with torch.no_grad():
+        expected = model(*batch.inputs, **_inputs(batch))
+        with patched(subject, model, mode):
+            actual = model(*batch.inputs, **_inputs(batch))
+    assert torch.equal(actual, expected)

@@ -1,0 +1,28 @@
+"""MuP: the output multiplier is applied once, before the temperature, in both modes (K12; verl applies it in neither)."""
+
+import pytest
+import torch
+from support.models import Shape, batch_for, build
+from support.reference import assert_same_gradients, gradients, log_probs_and_entropy, stock_forward
+from support.subject import patched
+
+pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mup")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("multiplier", [0.5, 0.02, 3.0])
+def test_mup_multiplier(subject, mode, tied, multiplier):
+    model, batch = build(Shape(tied=tied, mup=True), mup_output_mult=multiplier), batch_for(97, 2, 5)
+    assert model.config.mup_output_mult == multiplier
+    stock = stock_forward(model, *batch.inputs, labels=batch.labels, temperature=0.6)
+    unscaled, _ = log_probs_and_entropy(stock.logits / multiplier, batch.labels.transpose(0, 1), 0.6)
+    assert not torch.allclose(unscaled.transpose(0, 1), stock.log_probs, atol=1e-3)  # the multiplier matters here
+    stock.log_probs.sum().backward()
+    expected = gradients(model)
+    with patched(subject, model, mode):
+        fused = subject.call(model, *batch.inputs, labels=batch.labels, temperature=0.6)
+        fused.log_probs.sum().backward()
+    assert torch.allclose(fused.log_probs, stock.log_probs, atol=1e-10)
+    assert torch.allclose(fused.entropy, stock.entropy, atol=1e-10)
+    assert_same_gradients(gradients(model), expected, 1e-9)
