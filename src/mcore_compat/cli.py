@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mcore_compat import render_markdown, render_terminal
+from mcore_compat import gate_cli, render_markdown, render_terminal
 from mcore_compat.datafile import schema_text, stale_schemas
 from mcore_compat.errors import McoreCompatError, UsageError
 from mcore_compat.expectations import Expectations
@@ -37,6 +37,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+gate_cli.register(app)
 
 Select = Annotated[list[str] | None, typer.Option("--select", "-s", help="Shell pattern over cell ids; repeatable.")]
 Classes = Annotated[bool, typer.Option("--classes", help="One cell of each contract class, and every backport.")]

@@ -6,6 +6,7 @@ parametrised cases count together. Read from ``compat_matrix/inventory.toml``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -149,23 +150,28 @@ def _cells(check: Check, cells: Iterable[Cell]) -> frozenset[str]:
     return frozenset(cell.id for cell in cells if check.applies(cell))
 
 
+_MODES: tuple[dict[str, tuple[str, ...]], ...] = (
+    {},
+    {"only": ("hook",)},
+    {"only": ("legacy",)},
+    {"except": ("backport",)},
+    {"only": ("backport",)},
+)
+
+
 def _entry(check_id: str, where: frozenset[str], cells: list[Cell]) -> Check:
+    """The simplest entry that applies exactly to ``where``."""
     releases = sorted({cell.megatron_core for cell in cells}, key=versions.sort_key)
-    modes = [{}, {"only": ("hook",)}, {"only": ("legacy",)}, {"except": ("backport",)}, {"only": ("backport",)}]
-    bounds: list[dict[str, str]] = [{}]
-    bounds += [{"since": low} for low in releases[1:]]
-    bounds += [{"until": high} for high in releases[1:]]
-    bounds += [
-        {"since": low, "until": high}
-        for low in releases[1:]
-        for high in releases
-        if releases.index(high) > releases.index(low)
-    ]
-    for bound in bounds:
-        for mode in modes:
-            candidate = Check.model_validate({"id": check_id, **bound, **mode})
-            if _cells(candidate, cells) == where:
-                return candidate
+    bounds: list[tuple[str | None, str | None]] = [(None, None)]
+    bounds += [(low, None) for low in releases[1:]]
+    bounds += [(None, high) for high in releases[1:]]
+    bounds += [(low, high) for low, high in itertools.combinations(releases[1:], 2)]
+    by_mode = [(mode, _cells(Check.model_validate({"id": check_id, **mode}), cells)) for mode in _MODES]
+    for since, until in bounds:
+        inside = frozenset(cell.id for cell in cells if versions.within(cell.megatron_core, since, until))
+        for mode, chosen in by_mode:
+            if inside & chosen == where:
+                return Check.model_validate({"id": check_id, "since": since, "until": until, **mode})
     return Check.model_validate({"id": check_id, "only": tuple(sorted(where))})
 
 

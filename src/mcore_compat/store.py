@@ -6,6 +6,7 @@ and ``report.md`` last; ``reports/latest`` names the newest run that came to its
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -144,6 +145,8 @@ def _replace(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise _cannot_write(path, exc) from exc
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from packaging.version import InvalidVersion, Version
 
 __all__ = ["agree", "parse", "sort_key", "within"]
 
 
+@functools.cache
 def parse(text: str) -> Version | None:
     """The version that ``text`` spells, or None where it spells none."""
     try:
@@ -35,7 +38,7 @@ def agree(requested: str, found: str) -> bool:
     left, right = parse(requested), parse(found)
     if left is None or right is None:
         return requested == found
-    return left == right if left.local else left.public == right.public
+    return left == right if left.local else left == Version(right.public)
 
 
 def _padded(version: Version) -> tuple[int, ...]:

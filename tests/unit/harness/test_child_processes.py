@@ -1,0 +1,105 @@
+"""Children: limits, cancellation, nothing left running, and no secret in their environment."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import harness_builders as build
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcore_compat.environment import cell_environment, installer_environment
+from mcore_compat.process import run_logged
+
+GRANDCHILD = (
+    "import subprocess, sys, time; "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "print(child.pid, flush=True); "
+)
+
+
+def run(code, tmp_path, limit_s=20.0, cancel=None, on_tick=None):
+    return run_logged(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        log=tmp_path / "log",
+        limit_s=limit_s,
+        cancel=cancel or threading.Event(),
+        on_tick=on_tick,
+    )
+
+
+def gone(pid):
+    """Whether the process has ended; a zombie that nobody has collected has."""
+    for _ in range(50):
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+            if status.rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_output_and_status(tmp_path):
+    done = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)", tmp_path)
+    assert (done.returncode, done.timed_out, done.cancelled) == (5, False, False)
+    assert {"out", "err"} == set(done.output.split())
+
+
+def test_a_grandchild_does_not_outlive_a_child_that_ends(tmp_path):
+    done = run(GRANDCHILD, tmp_path)
+    assert done.returncode == 0
+    assert gone(int(done.output))
+
+
+def test_the_limit_kills_the_whole_group(tmp_path):
+    done = run(GRANDCHILD + "time.sleep(60)", tmp_path, limit_s=1.0)
+    assert done.timed_out
+    assert done.seconds < 10
+    assert gone(int(done.output))
+
+
+def test_a_child_that_ignores_the_polite_signal_dies(tmp_path):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    done = run(code, tmp_path, limit_s=1.0)
+    assert (done.timed_out, done.returncode) == (True, -9)
+
+
+def test_cancelling_kills(tmp_path):
+    cancel = threading.Event()
+    done = run("import time; time.sleep(60)", tmp_path, cancel=cancel, on_tick=cancel.set)
+    assert done.cancelled
+    assert done.returncode < 0
+
+
+SECRETS = ["GITHUB_TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "UV_PUBLISH_TOKEN", "UV_INDEX_X_PASSWORD", "PYTHONPATH",
+           "PYTHONSTARTUP", "VIRTUAL_ENV", "LD_PRELOAD", "NETRC", "SSH_AUTH_SOCK", "PYTHONHOME"]  # fmt: skip
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(SECRETS), st.from_regex(r"[A-Z_]{1,20}", fullmatch=True)), st.text()))
+def test_only_the_listed_variables_pass(tmp_path_factory, host):
+    home = tmp_path_factory.getbasetemp()
+    inside = cell_environment(host, build.cell(), home=home, temporary=home, extra={"TOLD": "1"})
+    unchanged = {"CC", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CXX", "LD_LIBRARY_PATH", "PATH", "TZ"}
+    ours = {"HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONNOUSERSITE", "OMP_NUM_THREADS", "NO_VCS_VERSION", "TOLD"}
+    assert set(inside) <= unchanged | ours | {"NVIDIA_VISIBLE_DEVICES", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
+    assert inside["HOME"] == str(home)
+    assert not set(installer_environment(host)) & set(SECRETS)
+
+
+def test_the_cells_own_variables_win():
+    env = [{"name": "OMP_NUM_THREADS", "value": "4", "reason": "because of this test"}]
+    inside = cell_environment({}, build.cell(env=env), home="h", temporary="t")
+    assert inside["OMP_NUM_THREADS"] == "4"
+    assert inside["PYTHONNOUSERSITE"] == "1"
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "UV_OFFLINE", "SSL_CERT_FILE"])
+def test_the_installer_reaches_the_index(name):
+    assert installer_environment({name: "x"})[name] == "x"

@@ -1,0 +1,117 @@
+"""The command line: exit codes, one clear message, and what is committed is current."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import harness_builders as build
+import pytest
+from typer.testing import CliRunner
+
+from mcore_compat import cli
+from mcore_compat.errors import InfrastructureError, McoreCompatError
+from mcore_compat.links import broken_links
+
+ROOT = Path(__file__).parents[3]
+
+
+def call(*arguments, monkeypatch, capsys):
+    """Exit code, output and errors of the entry point."""
+    monkeypatch.setattr(sys, "argv", ["mcore-compat", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_an_unknown_version_is_a_usage_error(monkeypatch, capsys):
+    code, _, err = call("run", "--select", "0.18.1", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "No cell of the matrix matches `0.18.1`" in err
+    assert "next:" in err
+    assert "Traceback" not in err
+
+
+def test_a_call_outside_of_a_checkout(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("plan", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "matrix.toml was found" in err) == (2, True)
+
+
+def test_a_host_that_cannot_judge_ends_with_three(monkeypatch, capsys):
+    def prepare(*_):
+        raise InfrastructureError("no network.", "connect it.")
+
+    monkeypatch.setattr(cli, "prepare", prepare)
+    code, _, err = call("run", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, err) == (3, "error: no network.\nnext:  connect it.\n")
+
+
+def test_the_plan_for_github_is_json():
+    result = CliRunner().invoke(cli.app, ["plan", "--github", "--classes", "--shard", "1/2", "--root", str(ROOT)])
+    assert result.exit_code == 0
+    assert [job["cell"] for job in json.loads(result.output)["include"]] == [
+        "0.12.3", "0.16.1", "0.19.2", "0.17.1-backport-dishonest",
+    ]  # fmt: skip
+
+
+def test_the_committed_schemas_are_current():
+    result = CliRunner().invoke(cli.app, ["schema", "--check", "--root", str(ROOT)])
+    assert result.exit_code == 0, result.exception
+
+
+def test_an_inventory_is_derived_from_a_report(tmp_path):
+    ran = [{"check": check, "outcome": "passed"} for check in build.CHECKS]
+    report = build.report(build.result(results=ran))
+    (tmp_path / "report.json").write_text(report.model_dump_json(), encoding="utf-8")
+    result = CliRunner().invoke(cli.app, ["inventory", "--from", str(tmp_path), "--root", str(ROOT)])
+    assert result.exit_code == 0
+    assert all(f'id = "{check}"' in result.output for check in build.CHECKS)
+
+
+def test_every_error_says_what_next():
+    for kind in McoreCompatError.__subclasses__():
+        error = kind("It broke.", "Mend it.")
+        assert str(error) == "It broke. Next step: Mend it."
+        assert error.exit_code in {2, 3}
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "a.md").write_text(
+        "# One two\n[x](b.md) [y](#one-two) [z](c.md) [w](b.md#gone) [v](https://example.org)\n```\n[q](d.md)\n```\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "b.md").write_text("# Here\n", encoding="utf-8")
+    assert broken_links(tmp_path, [tmp_path / "a.md"]) == (
+        "a.md: c.md does not exist",
+        "a.md: b.md#gone names no heading",
+    )
+
+
+JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
+
+
+@pytest.mark.parametrize(
+    ("unit", "outcomes", "verdict", "line", "code"),
+    [
+        (JUNIT.format(10, 0, 0, 1), [("passed", True)], "ok", "10 passed, 0 failed", 0),
+        (JUNIT.format(10, 1, 1, 0), [("passed", True)], "ok", "9 passed, 2 failed", 1),
+        (JUNIT.format(10, 0, 0, 0), [("failed", False)], "break", "10 passed, 1 failed", 1),
+        (JUNIT.format(10, 0, 0, 0), [("failed", True)], "ok", "10 passed, 0 failed", 0),
+        (JUNIT.format(10, 0, 0, 0), [("passed", True)], "unproven", "11 passed, 1 failed", 1),
+        (None, [("passed", True)], "ok", "1 passed, 1 failed", 1),
+        (JUNIT.format(10, 0, 0, 0), None, "ok", "10 passed, 1 failed", 1),
+    ],
+)
+def test_the_closing_line_counts_both_and_never_hides_a_red_cell(unit, outcomes, verdict, line, code, tmp_path):
+    if unit is not None:
+        (tmp_path / "unit.xml").write_text(unit, encoding="utf-8")
+    if outcomes is not None:
+        results = [{"outcome": outcome, "expected": expected} for outcome, expected in outcomes]
+        passed = sum(outcome == "passed" for outcome, _ in outcomes)
+        cell = {"verdict": verdict, "checks": {"passed": passed}, "results": results}
+        (tmp_path / "report.json").write_text(json.dumps({"cells": [cell]}), encoding="utf-8")
+    command = [sys.executable, ROOT / ".ci" / "tally.py", tmp_path / "unit.xml", tmp_path / "report.json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == (line, code)

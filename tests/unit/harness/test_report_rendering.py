@@ -1,0 +1,95 @@
+"""Causes, table and Markdown, from one report."""
+
+import io
+
+import harness_builders as build
+import pytest
+from rich.console import Console
+
+from mcore_compat import render_markdown, render_terminal
+from mcore_compat.causes import causes
+from mcore_compat.report import CheckCounts
+from mcore_compat.verdicts import Verdict
+
+LABELS = ("0.16.1", "0.17.1", "0.18.2", "0.19.2")
+
+
+def run_with(*broken, message="assert {} == 2"):
+    cells = [
+        build.result(
+            label,
+            Verdict.BREAK if label in broken else Verdict.OK,
+            [build.finding(message.format(number))] if label in broken else [],
+            checks=CheckCounts(planned=3, passed=2 if label in broken else 3),
+            mode="hook",
+        )
+        for number, label in enumerate(LABELS)
+    ]
+    return build.report(*cells)
+
+
+@pytest.mark.parametrize(
+    ("broken", "since"),
+    [
+        (("0.18.2", "0.19.2"), "since 0.18.2 (0.17.1 is free of it)"),
+        (("0.19.2",), "since 0.19.2 (0.18.2 is free of it)"),
+        (("0.16.1", "0.17.1"), "up to 0.17.1 (0.18.2 is free of it)"),
+        (("0.17.1",), "from 0.17.1 up to 0.17.1 (0.18.2 is free of it)"),
+        (("0.16.1", "0.18.2"), "in 0.16.1, 0.18.2"),
+        (LABELS, "in every release of this run (4)"),
+    ],
+)
+def test_a_cause_says_since_when(broken, since):
+    (cause,) = causes(run_with(*broken))
+    assert cause.since == since
+    assert cause.cells == broken
+
+
+def test_failures_that_differ_in_figures_are_one_cause_and_others_are_not():
+    assert len(causes(run_with(*LABELS))) == 1
+    assert len(causes(run_with(*LABELS, message="assert {0} == 2\nmore {0}"))) == 1
+    other = build.result("0.15.3", Verdict.BREAK, [build.finding("another reason")])
+    assert len(causes(build.report(*run_with("0.19.2").cells, other))) == 2
+
+
+def shown(report, width=100):
+    sink = io.StringIO()
+    Console(file=sink, width=width).print(render_terminal.render(report))
+    return sink.getvalue()
+
+
+def test_the_terminal_shows_every_cell_and_the_cause():
+    text = shown(run_with("0.19.2"))
+    for label in LABELS:
+        assert label in text
+    assert "since 0.19.2" in text
+    assert "next: look" in text
+    assert text.rstrip().splitlines()[-1].startswith("break: 4 cells (3 ok, 1 break), 11 of 12 checks passed")
+
+
+def test_a_green_run_is_one_screen():
+    text = shown(
+        build.report(*(build.result(f"0.{minor}.0", checks=CheckCounts(planned=1, passed=1)) for minor in range(20)))
+    )
+    assert len(text.splitlines()) <= 24
+
+
+def test_the_runs_own_findings_are_shown():
+    report = build.report(build.result(), findings=[build.finding("cell 0.1 was planned and has no result", None)])
+    assert "has no result" in shown(report)
+    assert "has no result" in render_markdown.render(report)
+
+
+def test_markdown_escapes_and_names_the_next_step():
+    report = build.report(build.result(verdict=Verdict.BREAK, reason="a|b <c>", findings=[build.finding("x ``` y")]))
+    text = render_markdown.render(report)
+    assert "a\\|b &lt;c&gt;" in text
+    assert "Next step: look" in text
+    assert text.count("```") == 2
+
+
+def test_markdown_stays_below_the_limit_and_counts_what_is_left_out():
+    findings = [build.finding("word " * 400, f"test_a.py::test_{number}") for number in range(200)]
+    text = render_markdown.render(build.report(build.result(verdict=Verdict.BREAK, findings=findings)))
+    assert len(text) < 65_000
+    assert "of 200 causes are left out here" in text

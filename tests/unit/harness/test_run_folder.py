@@ -1,0 +1,87 @@
+"""Results on disk: whole or not at all, resumable, and a report that cannot be written is never green."""
+
+import datetime as dt
+
+import harness_builders as build
+import pytest
+
+from mcore_compat.errors import ReportError, UsageError
+from mcore_compat.report import Report
+from mcore_compat.scrub import Scrubber, absolute_paths
+from mcore_compat.store import RunFolder, RunPlan, new_run_id, newest_unfinished
+
+NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
+
+
+def plan(run_id="20261130T100000Z-aaaa"):
+    return RunPlan(run_id=run_id, started=NOW.isoformat(), planned=("0.18.2",), profile="ci", inputs={"subject": "ab"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "reports", plan(), Scrubber({"base": tmp_path}))
+
+
+def test_a_result_is_read_back_without_paths_and_logs_are_scrubbed(folder, tmp_path):
+    cell = folder.cell("0.18.2")
+    cell.mkdir(parents=True)
+    for name in ("output.log", "reportlog.jsonl", "facts.json", "origins-1.json"):
+        (cell / name).write_text(f'"{tmp_path}/x"', encoding="utf-8")
+    written = folder.save_result(
+        build.result(findings=[build.finding(f"in {tmp_path}/a.py and /usr/lib/python3/b.py")])
+    )
+    assert folder.result("0.18.2") == written
+    assert written.findings[0].message == "in <base>/a.py and <…>/python3/b.py"
+    for path in folder.path.rglob("*"):
+        if path.is_file():
+            assert absolute_paths(path.read_text(encoding="utf-8")) == ()
+            assert str(tmp_path) not in path.read_text(encoding="utf-8")
+
+
+def test_a_truncated_result_is_no_result(folder):
+    folder.save_result(build.result())
+    path = folder.cell("0.18.2") / "result.json"
+    path.write_text(path.read_text(encoding="utf-8")[:-30], encoding="utf-8")
+    assert folder.result("0.18.2") is None
+
+
+def test_the_report_is_read_back_and_latest_names_the_newest(folder, tmp_path):
+    report = build.report(build.result())
+    folder.save_report(report)
+    folder.publish()
+    latest = tmp_path / "reports" / "latest"
+    assert Report.model_validate_json((latest / "report.json").read_text(encoding="utf-8")) == report
+    newer = RunFolder.create(tmp_path / "reports", plan("20261130T110000Z-bbbb"), folder.scrubber)
+    newer.publish()
+    assert latest.resolve() == newer.path
+
+
+def test_only_an_unfinished_run_is_resumed_and_the_newest_of_them(folder, tmp_path):
+    reports = tmp_path / "reports"
+    assert newest_unfinished(reports) == plan()
+    newer = RunFolder.create(reports, plan("20261130T110000Z-bbbb"), folder.scrubber)
+    assert newest_unfinished(reports).run_id == "20261130T110000Z-bbbb"
+    newer.save_report(build.report(build.result()))
+    assert newest_unfinished(reports) == plan()
+    folder.save_report(build.report(build.result()))
+    with pytest.raises(UsageError, match="no interrupted run"):
+        newest_unfinished(reports)
+
+
+def test_a_report_that_cannot_be_written_is_an_error(folder):
+    (folder.path / "report.json").mkdir()
+    with pytest.raises(ReportError, match=r"report\.json cannot be written") as caught:
+        folder.save_report(build.report(build.result()))
+    assert caught.value.exit_code == 3
+    assert not [path for path in folder.path.iterdir() if path.name.startswith(".report")]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_any_work(tmp_path):
+    (tmp_path / "reports").write_text("a file", encoding="utf-8")
+    with pytest.raises(ReportError):
+        RunFolder.create(tmp_path / "reports", plan(), Scrubber({}))
+
+
+def test_run_ids_sort_by_time():
+    assert new_run_id(NOW) < new_run_id(NOW + dt.timedelta(seconds=1))
+    assert new_run_id(NOW) != new_run_id(NOW)

@@ -1,0 +1,211 @@
+"""One run from plan to report, with pretended environments and suites: nothing planned is ever lost."""
+
+import datetime as dt
+import os
+import threading
+from pathlib import Path
+
+import harness_builders as build
+import pytest
+
+from mcore_compat import session
+from mcore_compat.errors import SelectionError, UsageError
+from mcore_compat.matrix import load_matrix
+from mcore_compat.plan import Selection
+from mcore_compat.provision import Provisioned
+from mcore_compat.session import InterruptedRunError, RunConfig, execute, prepare
+from mcore_compat.store import RunFolder
+from mcore_compat.subject import Subject
+from mcore_compat.verdicts import Verdict
+
+NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
+REAL = Path(__file__).parents[3] / "compat_matrix"
+
+
+class FakeUv:
+    @classmethod
+    def find(cls, _host):
+        return cls()
+
+    def interpreter(self, version):
+        return Path(f"python{version}")
+
+
+class Recorder:
+    def __init__(self):
+        self.judged = []
+
+    def phase(self, cell_id, phase):
+        pass
+
+    def cases(self, cell_id, count):
+        pass
+
+    def done(self, result):
+        self.judged.append(result.id)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project of three cells whose environments are made in no time and whose suites pass."""
+    root = tmp_path / "project"
+    data = root / "compat_matrix"
+    data.mkdir(parents=True)
+    text = (REAL / "matrix.toml").read_text(encoding="utf-8")
+    (data / "matrix.toml").write_text(text, encoding="utf-8")
+    (data / "expectations.toml").write_text("schema_version = 1\n", encoding="utf-8")
+    entries = "".join(f'[[check]]\nid = "{check}"\n' for check in build.CHECKS)
+    (data / "inventory.toml").write_text(f"schema_version = 1\n{entries}", encoding="utf-8")
+    (root / "suite").mkdir()
+    (root / "suite" / "test_a.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(session, "Uv", FakeUv)
+    monkeypatch.setattr(
+        session, "build_subject", lambda *_: Subject("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
+    )
+    monkeypatch.setattr(
+        session, "provision", lambda cell, *_: build.provisioned(folder=root / cell.id, version=cell.megatron_core)
+    )
+    monkeypatch.setattr(session, "run_suite", passing_suite)
+    return root
+
+
+def passing_suite(cell, _environment, _options, out, *_rest):
+    out.mkdir(parents=True, exist_ok=True)
+    facts = build.suite_facts(cell.megatron_core, mode=cell.expected_mode)
+    return build.suite_run(facts=facts)
+
+
+def config(root, **changes):
+    fields = {
+        "root": root,
+        "cells": root / ".cells",
+        "reports": root / "reports",
+        "suite": root / "suite",
+        "inventory": root / "compat_matrix" / "inventory.toml",
+        "selection": Selection(patterns=("0.18.*", "0.19.2")),
+        "jobs": 2,
+        "profile": "ci",
+    }
+    return RunConfig(**(fields | changes))
+
+
+def run(root, **changes):
+    recorder = Recorder()
+    return execute(prepare(config(root, **changes), os.environ, NOW), recorder), recorder
+
+
+def test_every_planned_cell_is_in_the_report(project):
+    report, recorder = run(project)
+    assert report.planned == ("0.18.0", "0.18.2", "0.19.2")
+    assert [cell.id for cell in report.cells] == list(report.planned)
+    assert sorted(recorder.judged) == sorted(report.planned)
+    assert report.verdict is Verdict.OK
+
+
+def test_one_red_cell_makes_the_run_red_and_the_others_go_on(project, monkeypatch):
+    def provision(cell, *_):
+        if cell.id == "0.18.0":
+            return Provisioned(1.0, None, Verdict.UNRESOLVABLE, "numpy conflicts", "change it")
+        return build.provisioned(version=cell.megatron_core)
+
+    monkeypatch.setattr(session, "provision", provision)
+    report, _ = run(project)
+    assert [cell.verdict for cell in report.cells] == [Verdict.UNRESOLVABLE, Verdict.OK, Verdict.OK]
+    assert report.verdict is Verdict.UNRESOLVABLE
+
+
+def test_a_dropped_cell_is_unproven(project, monkeypatch):
+    real = session._judge_one
+    monkeypatch.setattr(
+        session, "_judge_one", lambda run, cell, *rest: None if cell.id == "0.18.2" else real(run, cell, *rest)
+    )
+    report, _ = run(project)
+    assert report.verdict is Verdict.UNPROVEN
+    assert [finding.kind for finding in report.findings] == ["cell-lost"]
+
+
+def test_an_expectation_for_a_cell_that_does_not_exist_is_red(project):
+    (project / "compat_matrix" / "expectations.toml").write_text(
+        'schema_version = 1\n[[expectation]]\ncell = "9.*"\ncheck = "a.py::test_a"\nkind = "fail"\n'
+        'reason = "broken upstream"\nlink = "https://example.org"\nexpires = 2999-01-01\n',
+        encoding="utf-8",
+    )
+    assert run(project)[0].verdict is Verdict.BREAK
+
+
+def interrupted(project, monkeypatch):
+    """A run that is stopped while its second cell runs."""
+
+    def suite(cell, environment, options, out, host, cancel, on_progress):
+        if cell.id == "0.18.2":
+            raise KeyboardInterrupt
+        return passing_suite(cell, environment, options, out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run_suite", suite)
+        with pytest.raises(InterruptedRunError, match="1 of 3 cells") as caught:
+            run(project, jobs=1)
+    assert "--resume" in caught.value.next_step
+
+
+def test_an_interrupted_run_keeps_what_it_knew_and_is_resumed(project, monkeypatch):
+    interrupted(project, monkeypatch)
+    (folder,) = (project / "reports").iterdir()
+    assert [path.parent.name for path in folder.glob("cells/*/result.json")] == ["0.18.0"]
+    ran = []
+
+    def suite(cell, *rest):
+        ran.append(cell.id)
+        return passing_suite(cell, *rest)
+
+    monkeypatch.setattr(session, "run_suite", suite)
+    report, recorder = run(project, resume=True, selection=Selection())
+    assert ran == ["0.18.2", "0.19.2"]
+    assert recorder.judged[0] == "0.18.0"
+    assert report.run_id == folder.name
+    assert report.verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("name", ["compat_matrix/matrix.toml", "compat_matrix/inventory.toml", "suite/test_a.py"])
+def test_a_run_whose_inputs_changed_is_not_resumed(project, monkeypatch, name):
+    interrupted(project, monkeypatch)
+    (project / name).write_text((project / name).read_text(encoding="utf-8") + "\n# x\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="changed since it started"):
+        run(project, resume=True)
+
+
+def test_nothing_to_resume(project):
+    with pytest.raises(UsageError, match="no interrupted run"):
+        run(project, resume=True)
+
+
+def test_a_cancelled_suite_leaves_no_result(project, monkeypatch):
+    def suite(cell, environment, options, out, host, cancel, on_progress):
+        cancel.set()
+        out.mkdir(parents=True, exist_ok=True)
+        return build.suite_run(finished=build.finished(-15, cancelled=True))
+
+    monkeypatch.setattr(session, "run_suite", suite)
+    prepared = prepare(config(project, jobs=1), os.environ, NOW)
+    assert session._judge_one(prepared, prepared.cells[0], Recorder(), threading.Event()) is None
+    assert prepared.folder.result("0.18.0") is None
+
+
+def test_a_result_that_cannot_be_written_ends_the_run(project, monkeypatch):
+    def refuse(_self, _result):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save_result", refuse)
+    with pytest.raises(OSError, match="No space"):
+        run(project)
+
+
+def test_bad_requests_are_refused_before_any_cell_starts(project):
+    with pytest.raises(SelectionError):
+        run(project, selection=Selection(patterns=("0.18.1",)))
+    with pytest.raises(UsageError, match="no suite"):
+        run(project, suite=project / "nowhere")
+
+
+def test_the_fixture_is_the_real_matrix(project):
+    assert load_matrix(project / "compat_matrix" / "matrix.toml") == load_matrix(REAL / "matrix.toml")
