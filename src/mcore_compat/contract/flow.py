@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Operation", "call_of", "calls", "follow_value", "loop_bodies", "text", "walk_guarded"]
+__all__ = ["Operation", "call_of", "calls", "follow_value", "keywords_of", "loop_bodies", "text", "walk_guarded"]
 
 VALUE = "@"
 
@@ -49,6 +49,31 @@ def call_of(scope: ast.AST | Sequence[ast.AST], *callees: str) -> ast.Call | Non
     return next((call for call in calls(scope) if text(call.func) in callees), None)
 
 
+def keywords_of(call: ast.Call, body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
+    """Keyword arguments of a call; ``**name`` is looked up where the function makes that dictionary in one go."""
+    found: dict[str, ast.expr] = {}
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            found[keyword.arg] = keyword.value
+            continue
+        made = _literal_dict(text(keyword.value), body)
+        found.update(made if made is not None else {"**": keyword.value})
+    return found
+
+
+def _literal_dict(name: str, body: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
+    for statement, _ in walk_guarded(body):
+        if not isinstance(statement, ast.Assign) or [text(target) for target in statement.targets] != [name]:
+            continue
+        value = statement.value
+        if isinstance(value, ast.Call) and text(value.func) == "dict" and not value.args:
+            return {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+        if isinstance(value, ast.Dict):
+            pairs = zip(value.keys, value.values, strict=True)
+            return {str(k.value): v for k, v in pairs if isinstance(k, ast.Constant)}
+    return None
+
+
 def loop_bodies(scope: ast.AST) -> list[ast.For | ast.While]:
     """The loops inside a function."""
     return [node for node in ast.walk(scope) if isinstance(node, ast.For | ast.While)]
@@ -74,13 +99,20 @@ def walk_guarded(body: Sequence[ast.stmt], guards: tuple[str, ...] = ()) -> Iter
 
 @dataclass
 class _Names:
-    """Names that hold the value now, and containers that hold it inside."""
+    """Names that hold the value now, and containers that hold it inside; each with its binding's conditions."""
 
-    values: set[str] = field(default_factory=set)
-    containers: set[str] = field(default_factory=set)
+    values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    containers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def forget(self, bound: Sequence[str], guards: tuple[str, ...]) -> None:
+        """Names are bound to something else. Under narrower or other conditions the old binding may still be seen."""
+        for table in (self.values, self.containers):
+            for name in bound:
+                if name in table and table[name][: len(guards)] == guards:
+                    del table[name]
 
     def uses(self, node: ast.AST) -> bool:
-        names = self.values | self.containers
+        names = self.values.keys() | self.containers.keys()
         return any(isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load) for n in ast.walk(node))
 
     def canonical(self, node: ast.AST) -> str:
@@ -143,7 +175,7 @@ def follow_value(
         parameter: or the name that holds the value from the beginning.
         end: which call takes the value and makes something else of it; its result is not followed.
     """
-    names = _Names(values={parameter} if parameter else set())
+    names = _Names(values={parameter: ()} if parameter else {})
     operations: list[Operation] = []
 
     def note(node: ast.AST, guards: tuple[str, ...], prefix: str = "") -> None:
@@ -159,25 +191,24 @@ def follow_value(
             bound = [name for target in targets for name in _target_names(target)]
             value = statement.value
             if start is not None and start(value):
-                names.values.update(bound[:1])
+                names.values.update(dict.fromkeys(bound[:1], guards))
             elif not names.uses(value):
                 used_as_target = [t for t in targets if names.uses(t)]  # e.g. ``logits[:, 0] = …`` keeps the value
                 for target in used_as_target:
                     note(target, guards, prefix="store ")
-                names.values.difference_update(bound)
-                names.containers.difference_update(bound)
+                names.forget(bound, guards)
             elif isinstance(value, ast.Name):
                 kind = names.values if value.id in names.values else names.containers
-                kind.update(bound)
+                kind.update(dict.fromkeys(bound, guards))
             elif _is_container(value, names):
-                names.containers.update(bound)
+                names.containers.update(dict.fromkeys(bound, guards))
             else:
                 ended = any(end(call) and names.uses(call) for call in calls(value))
                 note(value, guards, prefix="" if ended else f"{VALUE} = ")
                 if ended:
-                    names.values.difference_update(bound)
+                    names.forget(bound, guards)
                 elif len(bound) == 1:  # several results of an unknown call: that call is the finding, not its results
-                    names.values.update(bound)
+                    names.values[bound[0]] = guards
         elif isinstance(statement, ast.AugAssign):
             held = isinstance(statement.target, ast.Name) and statement.target.id in names.values
             if held or names.uses(statement.value):

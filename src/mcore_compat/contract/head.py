@@ -6,7 +6,16 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mcore_compat.contract.flow import Operation, call_of, calls, follow_value, loop_bodies, text, walk_guarded
+from mcore_compat.contract.flow import (
+    Operation,
+    call_of,
+    calls,
+    follow_value,
+    keywords_of,
+    loop_bodies,
+    text,
+    walk_guarded,
+)
 from mcore_compat.contract.model import Direction, Item, Json
 from mcore_compat.contract.modules import ClassRef, FunctionRef, ModuleIndex
 
@@ -26,13 +35,14 @@ def _in_loop(function: ast.FunctionDef) -> set[ast.AST]:
     return {inner for loop in loop_bodies(function) for inner in ast.walk(loop)}
 
 
-def _outside_loops(function: ast.FunctionDef, callee: str) -> ast.Call | None:
+def _outside_loops(function: ast.FunctionDef, callee: str) -> list[ast.Call]:
+    """Calls of ``callee`` that are not in a loop: loops over multi-token prediction's depths have their own head."""
     looped = _in_loop(function)
-    return next((call for call in calls(function) if text(call.func) == callee and call not in looped), None)
+    return [call for call in calls(function) if text(call.func) == callee and call not in looped]
 
 
-def _is(call: ast.Call | None) -> Callable[[ast.expr], bool]:
-    return lambda value: value is call
+def _is(*made: ast.Call | None) -> Callable[[ast.expr], bool]:
+    return lambda value: any(value is call for call in made)
 
 
 def _asks_loss(call: ast.Call) -> bool:
@@ -166,20 +176,21 @@ def _head_items(index: ModuleIndex, prefix: str, model: ClassRef, head: _Head) -
         yield Item(f"{prefix}.head", Direction.REPLACE, missing, _where(head.forward.path, head.handover))
         return
     body = function.node.body
-    call = _outside_loops(function.node, LAYER)
-    loss = _outside_loops(function.node, LOSS)
-    if call is None and loss is None:
+    heads = _outside_loops(function.node, LAYER)
+    loss = next(iter(_outside_loops(function.node, LOSS)), None)
+    if not heads and loss is None:
         yield Item(f"{prefix}.head", Direction.REPLACE, None)
         return
     in_function: Json = head.delegate or "forward"
     yield Item(f"{prefix}.head", Direction.REPLACE, in_function, function.where)
     yield Item(f"{prefix}.head.order", Direction.REPLACE, _events(function.node), function.where)
-    yield Item(
-        f"{prefix}.head.call", Direction.REPLACE, _call_value(function.node, call, loss), _where(function.path, call)
-    )
-    operations = follow_value(body, start=_is(call), end=_asks_loss)
-    if call is not None:
-        yield Item(f"{prefix}.head.logits", Direction.REPLACE, _texts(operations), _where(function.path, call))
+    where = _where(function.path, heads[0] if heads else loss)
+    yield Item(f"{prefix}.head.call", Direction.REPLACE, _call_value(function.node, heads, loss), where)
+    if heads:
+        # A call with other arguments asks the layer for something else than logits; head.call shows it.
+        plain = [head_call for head_call in heads if keywords_of(head_call, body).keys() <= _HEAD_KEYWORDS]
+        operations = follow_value(body, start=_is(*plain), end=_asks_loss)
+        yield Item(f"{prefix}.head.logits", Direction.REPLACE, _texts(operations), where)
         yield Item(f"{prefix}.head.callees", Direction.REPLACE, _callees(index, model, operations))
     result = follow_value(body, start=_is(loss)) if loss is not None else []
     yield Item(f"{prefix}.head.loss", Direction.REPLACE, _loss_value(head, loss, result), _where(function.path, loss))
@@ -187,11 +198,16 @@ def _head_items(index: ModuleIndex, prefix: str, model: ClassRef, head: _Head) -
     yield Item(f"{prefix}.head.layer", Direction.READ, _layer_value(index, model))
 
 
-def _call_value(function: ast.FunctionDef, call: ast.Call | None, loss: ast.Call | None) -> Json:
-    """How the head is called, or what makes the loss's logits instead."""
-    if call is not None:
-        arguments: dict[str, Json] = {f"#{n}": text(argument) for n, argument in enumerate(call.args)}
-        arguments.update({keyword.arg or "**": text(keyword.value) for keyword in call.keywords})
+_HEAD_KEYWORDS = {"input_", "weight", "runtime_gather_output"}
+
+
+def _call_value(function: ast.FunctionDef, heads: list[ast.Call], loss: ast.Call | None) -> Json:
+    """How the head is called (arguments of all calls together), or what makes the loss's logits instead."""
+    arguments: dict[str, Json] = {}
+    for call in heads:
+        arguments.update({f"#{n}": text(argument) for n, argument in enumerate(call.args)})
+        arguments.update({name: text(value) for name, value in keywords_of(call, function.body).items()})
+    if heads:
         return {"callee": LAYER, "arguments": arguments}
     wanted = text(loss.args[1]) if loss is not None and len(loss.args) > 1 else None
     producer: Json = None
@@ -312,11 +328,12 @@ def multi_token_items(index: ModuleIndex) -> Iterator[Item]:
         candidates.append(index.function(_MTP_MODULE, "forward", "MultiTokenPredictionBlock"))
     for function in filter(None, candidates):
         for loop in loop_bodies(function.node):
-            call = call_of(loop, LAYER, "output_layer")
-            if call is None:
+            heads = [call for call in calls(loop) if text(call.func) in {LAYER, "output_layer"}]
+            plain = [call for call in heads if keywords_of(call, loop.body).keys() <= _HEAD_KEYWORDS]
+            if not plain:
                 continue
-            operations = follow_value(loop.body, start=_is(call), end=_asks_loss)
-            yield Item("mtp.logits", Direction.REPLACE, _texts(operations), _where(function.path, call))
+            operations = follow_value(loop.body, start=_is(*plain), end=_asks_loss)
+            yield Item("mtp.logits", Direction.REPLACE, _texts(operations), _where(function.path, plain[0]))
             yield Item("mtp.place", Direction.READ, f"{function.node.name}", function.where)
             return
     yield Item("mtp.logits", Direction.REPLACE, None)

@@ -102,8 +102,8 @@ def import_items(index: ModuleIndex) -> Iterator[Item]:
                     queue.append(name)
                 elif top not in sys.stdlib_module_names:
                     required.setdefault(top, f"{path}:{line}")
-    first: dict[str, Json] = {name: required[name].partition(":")[0] for name in sorted(required)}
-    yield Item("imports.required", Direction.CALL, first)
+    for name in sorted(required):
+        yield Item(f"imports.{name}", Direction.CALL, name, required[name])
 
 
 def _with_parents(module: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from mcore_compat.contract.flow import call_of, calls, text
+from mcore_compat.contract.flow import call_of, calls, keywords_of, text
 from mcore_compat.contract.head import model_items, multi_token_items
 from mcore_compat.contract.model import Contract, Direction, Item, Json
 from mcore_compat.contract.modules import ClassRef, FunctionRef, ModuleIndex
@@ -117,7 +117,8 @@ def _llava_items(index: ModuleIndex) -> Iterator[Item]:
     inner = call_of(forward.node, "self.language_model") if forward else None
     handed: Json = None
     if inner is not None:
-        handed = sorted(keyword.arg or "**" for keyword in inner.keywords)
+        assert forward is not None
+        handed = sorted(keywords_of(inner, forward.node.body))
     where = f"{forward.path}:{inner.lineno}" if forward and inner else ""
     yield Item("llava.language_model", Direction.READ, handed, where)
 
@@ -214,7 +215,7 @@ def _plan_items(index: ModuleIndex) -> Iterator[Item]:
     last = forward.node.body[-1]
     result = text(last.value) if isinstance(last, ast.Return) and last.value is not None else "nothing"
     value: dict[str, Json] = {
-        "keywords": sorted(keyword.arg or "**" for keyword in call.keywords),
+        "keywords": sorted(keywords_of(call, forward.node.body)),
         "model": text(call.func).rpartition(".")[0],
         "result": result,
     }

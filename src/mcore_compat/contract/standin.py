@@ -1,0 +1,101 @@
+"""Prelude of witnesses: run upstream's real forward on a stand-in model, without process groups or weights.
+
+The file is shown to a cell's interpreter as text, so it imports nothing of this project.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Standin:
+    """Answers None to every attribute that it was not given: every option is off."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+class Logits:
+    """What the head returns here: it can be scaled, and nothing else."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __mul__(self, factor: float) -> "Logits":
+        return Logits(self.scale * factor)
+
+    __rmul__ = __mul__
+
+
+def walk_head(owner: type, *, processor: Callable[..., Any] | None = None, **config: Any) -> Standin:
+    """Call the class's own forward with labels; report what reached the head, the hook and the loss.
+
+    Args:
+        owner: the model class.
+        processor: passed as ``output_processor`` where given.
+        config: options that are on.
+    """
+    seen = Standin(order=[])
+    hidden = torch.zeros(2, 1, 4)
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    labels = tokens.clone()
+
+    def head(_: Any, **arguments: Any) -> tuple[Logits, None]:
+        seen.order.append("head")
+        seen.head_arguments = arguments
+        return Logits(), None
+
+    def loss(given: Any, logits: Any) -> object:
+        seen.order.append("loss")
+        seen.own_labels, seen.logits, seen.loss = given is labels, logits, object()
+        return seen.loss
+
+    def hooked(**arguments: Any) -> Any:
+        seen.order.append("hook")
+        seen.hook_arguments = arguments
+        assert processor is not None
+        return processor(**arguments)
+
+    options: dict[str, Any] = {"config_logger_dir": "", "hidden_size": 4, "mup_output_mult": 1.0} | config
+    model = Standin(
+        config=Standin(**options),
+        pre_process=True,
+        post_process=True,
+        training=True,
+        decoder=lambda *_, **__: hidden,
+        embedding=Standin(),
+        pg_collection=Standin(),
+        output_layer=head,
+        compute_language_model_loss=loss,
+    )
+    for name in ("_preprocess", "_postprocess", "_scale_logits"):
+        if hasattr(owner, name):
+            setattr(model, name, types.MethodType(getattr(owner, name), model))
+    extra = {"output_processor": hooked} if processor is not None else {}
+    forward: Callable[..., Any] = owner.forward  # type: ignore[attr-defined]
+    seen.result = forward(model, tokens, tokens, None, decoder_input=hidden, labels=labels, **extra)
+    return seen
+
+
+def owner_of(item: str) -> type:
+    """The model class that a contract item such as ``gpt.head.logits`` is about."""
+    import importlib
+
+    modules = {
+        "gpt": ("megatron.core.models.gpt.gpt_model", "GPTModel"),
+        "hybrid": ("megatron.core.models.hybrid.hybrid_model", "HybridModel"),
+        "mamba": ("megatron.core.models.mamba.mamba_model", "MambaModel"),
+    }
+    module, name = modules[item.partition(".")[0]]
+    owner: type = getattr(importlib.import_module(module), name)
+    return owner
