@@ -83,6 +83,8 @@ def _since(report: Report, touched: list[CellResult]) -> str:
     first, last = min(order.index(label) for label in here), max(order.index(label) for label in here)
     if {*order[first : last + 1]} != here:
         return "in " + ", ".join(sorted(here, key=versions.sort_key))
+    if len(here) == 1 and last < len(order) - 1:
+        return f"in {order[first]} only"
     if last == len(order) - 1:
         return f"since {order[first]} ({order[first - 1]} is free of it)"
     until = f"up to {order[last]} ({order[last + 1]} is free of it)"

@@ -50,7 +50,7 @@ def summary_line(report: Report) -> str:
 
 def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", no_wrap=True, min_width=6)
+    table.add_column("cell", no_wrap=True, min_width=max((len(cell.id) for cell in report.cells), default=4))
     table.add_column("verdict", no_wrap=True, min_width=8)
     table.add_column("mode", no_wrap=True, min_width=6)
     table.add_column("checks", justify="right", no_wrap=True, min_width=6)
