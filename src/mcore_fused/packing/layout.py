@@ -205,7 +205,7 @@ class PackingLayout:
         Raises:
             PackingError: the tensor is not of this batch.
         """
-        return self._take(source, self.slots.source, self.slots.valid, pad_value, what)
+        return gather_slots(self.container.flatten(source, what), self.slots.source, self.slots.valid, pad_value)
 
     def pack_ids(self, ids: torch.Tensor, pad_token_id: int = 0) -> torch.Tensor:
         """Pack token ids ``[1, local_tokens]``; padding holds ``pad_token_id``, a real row of the embedding."""
@@ -228,15 +228,13 @@ class PackingLayout:
             mask: in the same container, False where a label is not to count (it moves with its label).
             ignore_index: label of padding, of the last slot of a row and of masked labels.
         """
+        flat = self.container.flatten(labels, "labels")
         if mask is not None:
             kept = mask if mask.dtype == torch.bool else mask != 0
-            flat_labels = self.container.flatten(labels, "labels")
-            flat_kept = self.container.flatten(kept, "labels mask")
-            flat = torch.where(flat_kept, flat_labels, ignore_index)
-            index, valid = self._label_slots(shift)
-            return gather_slots(flat, index, valid, ignore_index)
-        index, valid = self._label_slots(shift)
-        return self._take(labels, index, valid, ignore_index, "labels")
+            flat = torch.where(self.container.flatten(kept, "labels mask"), flat, ignore_index)
+        slots = self.slots
+        index, valid = (slots.next_source, slots.next_valid) if shift else (slots.source, slots.valid)
+        return gather_slots(flat, index, valid, ignore_index)
 
     def pack_temperature(self, temperature: float | torch.Tensor) -> float | torch.Tensor:
         """Pack a temperature as the labels are packed; slot i scales the logits of slot i, so nothing shifts.
@@ -246,7 +244,7 @@ class PackingLayout:
                 token in the batch's container.
 
         Returns:
-            The number itself, or ``[1, local_tokens]`` fp32 with 1 in padding, which must not divide by 0.
+            The number itself, or ``[1, local_tokens]``, at least fp32, with 1 in padding, which must not divide by 0.
 
         Raises:
             CallArgumentError: a value at a real token is not finite or not above 0.
@@ -256,11 +254,12 @@ class PackingLayout:
         check_temperature(temperature)
         if not isinstance(temperature, torch.Tensor):
             return float(temperature)
+        dtype = torch.promote_types(temperature.dtype, torch.float32)
         if not temperature.is_nested and temperature.dim() <= 1:
-            flat = self._per_row(temperature).to(torch.float32)
+            flat = self._per_row(temperature).to(dtype)
             index, real = self.slots.row, flat
         else:
-            flat = self.container.flatten(temperature, "temperature").to(torch.float32)
+            flat = self.container.flatten(temperature, "temperature").to(dtype)
             index, real = self.slots.source, self.container.real(flat)
         if flat.dim() != 1:
             raise PackingError("temperature has trailing dimensions.", "pass one value for each token.")
@@ -316,9 +315,6 @@ class PackingLayout:
             )
         return output if output.dim() == 1 else output[0]
 
-    def _label_slots(self, shift: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        return (self.slots.next_source, self.slots.next_valid) if shift else (self.slots.source, self.slots.valid)
-
     def _per_row(self, temperature: torch.Tensor) -> torch.Tensor:
         rows, padded_rows = len(self.lengths), len(self.padded_lengths)
         if temperature.dim() == 0:
@@ -329,11 +325,6 @@ class PackingLayout:
                 "pass one value for each row, or one for each token in the batch's container.",
             )
         return torch.nn.functional.pad(temperature, (0, padded_rows - rows), value=1.0)
-
-    def _take(
-        self, source: torch.Tensor, index: torch.Tensor, valid: torch.Tensor, pad_value: float, what: str
-    ) -> torch.Tensor:
-        return gather_slots(self.container.flatten(source, what), index, valid, pad_value)
 
 
 def _check_rows(lengths: tuple[int, ...]) -> None:
