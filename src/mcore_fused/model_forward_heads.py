@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from mcore_fused.errors import FusionDidNotRunError, qualified_name
-from mcore_fused.output_layer import head_of, tensor_parallel_group
+from mcore_fused.output_layer import head_of
 from mcore_fused.outputs import FusedForwardOutput
 from mcore_fused.packing import IGNORE_INDEX
 from mcore_fused.patch import ModeRequest, call_fused_forward, fused_forward
+from mcore_fused.tensor_parallel_group import tensor_parallel_group
 from mcore_fused.unwrap import unwrap_model
 
 __all__ = ["FusedHead", "Head", "StockHead"]
