@@ -189,10 +189,12 @@ def _logit_scale(
         return _logit_scale(float(temperature), scale, labels, shape, ignore_index, dtype, check_values)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     values = temperature.detach().to(device=labels.device, dtype=exact).expand(shape).reshape(-1)
-    usable = torch.isfinite(values) & (values > 0)
-    if (check_values or labels.device.type == "cpu") and not bool((usable | (labels == ignore_index)).all()):
+    unusable = ~(torch.isfinite(values) & (values > 0))
+    ignored = labels == ignore_index
+    if (check_values or labels.device.type == "cpu") and bool((unusable & ~ignored).any()):
         raise CallArgumentError(
             "temperature holds a value that is not finite and above 0 at a token that is not ignored",
             "fill padding only where labels are ignore_index, and pass positive temperatures elsewhere.",
         )
-    return torch.where(usable, scale / values, torch.nan)
+    # padding is often filled with 0, which must not become a NaN that spreads through a product
+    return torch.where(unusable, torch.where(ignored, scale, torch.nan), scale / values)
