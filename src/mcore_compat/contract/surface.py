@@ -39,6 +39,7 @@ _WRAPPERS = (
 # Everything that the library, the suite or the adapters import by name; a test compares this with their sources.
 SYMBOLS = (
     "megatron.core.config_logger.has_config_logger_enabled",
+    "megatron.core.config_logger.log_config_to_disk",
     "megatron.core.inference.contexts.BaseInferenceContext",
     "megatron.core.inference.utils.InferenceMode",
     "megatron.core.packed_seq_params.PackedSeqParams",

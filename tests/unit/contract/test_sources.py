@@ -1,0 +1,221 @@
+"""Wheels, sdists, folders and git refs read alike; bad ones end in one clear error and leave nothing behind."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from fake_upstream import FILES, edited
+
+from mcore_compat.contract.candidate import NoSuchCandidateError, open_candidate, parse_candidate
+from mcore_compat.contract.git_source import GitError, commits_between, read_git
+from mcore_compat.contract.modules import CandidateSyntaxError
+from mcore_compat.contract.source import (
+    BrokenSourceError,
+    NotMegatronError,
+    SourceError,
+    SourceTooLargeError,
+    UnsafeArchiveError,
+    read_directory,
+    read_sdist,
+    read_wheel,
+)
+from mcore_compat.contract.surface import extract
+
+EXPECTED = extract(edited(), "fake")
+
+
+def write_tree(folder: Path) -> Path:
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def write_wheel(path: Path, files=FILES) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = write_tree(tmp_path / "checkout")
+    run_git(tmp_path, "init", "-q", "-b", "main", "checkout")
+    run_git(folder, "add", "-A")
+    run_git(folder, "commit", "-q", "-m", "first")
+    run_git(folder, "tag", "v1")
+    return folder
+
+
+def test_all_forms_give_the_same_contract(tmp_path, repository):
+    wheel = write_wheel(tmp_path / "megatron_core-0.18.0-py3-none-any.whl")
+    sdist = tmp_path / "megatron_core-0.18.0.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name, text in FILES.items():
+            info = tarfile.TarInfo(f"megatron_core-0.18.0/{name if 'dist-info' not in name else 'PKG-INFO'}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    environment = tmp_path / "venv"
+    write_tree(environment / "lib" / "python3.12" / "site-packages")
+    bare = tmp_path / "bare.git"
+    run_git(tmp_path, "clone", "-q", "--bare", str(repository), str(bare))
+    for text in (wheel, sdist, environment, repository, bare, f"git+file://{repository}@v1", f"git+file://{bare}@main"):
+        contract = extract(open_candidate(parse_candidate(str(text)), ()))
+        assert contract.digest() == EXPECTED.digest(), text
+        assert str(tmp_path) not in contract.to_json()
+
+
+def test_an_uncommitted_change_counts_in_a_folder_and_not_in_its_head(repository):
+    path = repository / "megatron/core/models/gpt/gpt_model.py"
+    path.write_text(path.read_text().replace("self.output_layer(", "self.lm_head("))
+    assert extract(read_directory(repository)).digest() != EXPECTED.digest()
+    assert extract(read_git(repository, "HEAD")).digest() == EXPECTED.digest()
+
+
+def zip_of(files) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return stream.getvalue()
+
+
+def big_zip() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("megatron/core/__init__.py", "#" * 5_000_000)
+    return stream.getvalue()
+
+
+BAD_WHEELS = {
+    "another project": (zip_of({"numpy-1.dist-info/METADATA": "Name: numpy\n"}), NotMegatronError),
+    "truncated": (zip_of(FILES)[:-2000], BrokenSourceError),
+    "not a zip": (b"hello", BrokenSourceError),
+    "empty": (b"", BrokenSourceError),
+    "climbs out": (zip_of({**FILES, "../../evil.py": "x"}), UnsafeArchiveError),
+    "absolute": (zip_of({**FILES, "/etc/evil.py": "x"}), UnsafeArchiveError),
+    "windows path": (zip_of({**FILES, "C:/evil.py": "x"}), UnsafeArchiveError),
+    "binary source": (zip_of({**FILES, "megatron/core/x.py": b"\xff\xfe\x00"}), BrokenSourceError),
+    "bomb": (big_zip(), SourceTooLargeError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "error"), BAD_WHEELS.values(), ids=BAD_WHEELS)
+def test_bad_wheels_are_refused_in_words(tmp_path, data, error):
+    path = tmp_path / "megatron_core-0.18.0-py3-none-any.whl"
+    path.write_bytes(data)
+    with pytest.raises(error) as caught:
+        extract(read_wheel(path))
+    assert path.name in caught.value.problem
+    assert str(tmp_path) not in str(caught.value)
+    assert caught.value.next_step
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_huge_file_is_refused_unread(tmp_path):
+    path = tmp_path / "megatron_core-0.18.0-py3-none-any.whl"
+    with path.open("wb") as stream:
+        stream.truncate(500_000_000)  # sparse: takes no room on disk
+    with pytest.raises(SourceTooLargeError, match="500 MB"):
+        read_wheel(path)
+
+
+def test_sdists_with_links_or_climbing_members_are_refused(tmp_path):
+    path = tmp_path / "megatron_core-0.18.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("megatron_core-0.18.0/../../evil.py"))
+    with pytest.raises(UnsafeArchiveError):
+        read_sdist(path)
+    with tarfile.open(path, "w:gz") as archive:
+        link = tarfile.TarInfo("megatron_core-0.18.0/megatron/core/__init__.py")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(NotMegatronError):
+        read_sdist(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(BrokenSourceError):
+        read_sdist(path)
+
+
+def test_links_out_of_a_folder_are_not_followed(tmp_path):
+    folder = write_tree(tmp_path / "tree")
+    (tmp_path / "secret.py").write_text("class GPTModel: pass\n")
+    target = folder / "megatron/core/models/gpt/gpt_model.py"
+    target.unlink()
+    target.symlink_to(tmp_path / "secret.py")
+    assert "megatron/core/models/gpt/gpt_model.py" not in read_directory(folder).files
+
+
+def test_a_syntax_error_inside_the_candidate_names_its_line():
+    with pytest.raises(CandidateSyntaxError, match=r"gpt_model\.py:\d+ in fake"):
+        extract(edited(("class GPTModel(LanguageModule):", "class GPTModel(LanguageModule:")))
+
+
+@pytest.mark.parametrize("ref", ["no-such-branch", "--upload-pack=evil", "v1^{tree}", "0" * 40])
+def test_refs_that_do_not_exist(repository, ref):
+    with pytest.raises(GitError, match="has no commit"):
+        read_git(repository, ref)
+
+
+def test_a_repository_of_something_else(tmp_path):
+    run_git(tmp_path, "init", "-q", "other")
+    (tmp_path / "other" / "README").write_text("x")
+    run_git(tmp_path / "other", "add", "-A")
+    run_git(tmp_path / "other", "commit", "-q", "-m", "x")
+    with pytest.raises(NotMegatronError):
+        read_git(tmp_path / "other", "HEAD")
+
+
+def test_a_repository_s_own_hooks_and_settings_run_nothing(repository, tmp_path):
+    trace = tmp_path / "ran"
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {trace}\n")
+    hook.chmod(0o755)
+    run_git(repository, "config", "core.fsmonitor", f"touch {trace}")
+    read_git(repository, "main")
+    assert not trace.exists()
+
+
+def test_commits_that_touch_megatron_core(repository):
+    (repository / "README").write_text("x")
+    run_git(repository, "add", "-A")
+    run_git(repository, "commit", "-q", "-m", "a text")
+    (repository / "megatron/core/package_info.py").write_text("MAJOR = 1\n")
+    run_git(repository, "commit", "-q", "-a", "-m", "a change")
+    assert commits_between(repository, "v1", "main") == [run_git(repository, "rev-parse", "main")]
+    with pytest.raises(GitError, match="ancestor"):
+        commits_between(repository, "main", "v1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "numpy==1.26", "megatron-core", "megatron-core>=0.18", "megatron-core==0.18.*", "no/such/file.whl",
+             "git+file:///nowhere@main", "git+ftp://host/x@main", "0.18.0; rm -rf"],
+)  # fmt: skip
+def test_what_names_nothing_is_refused(tmp_path, text):
+    with pytest.raises(SourceError) as caught:
+        parse_candidate(text, tmp_path)
+    assert isinstance(caught.value, NoSuchCandidateError)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("0.18.2", "0.18.2"), ("megatron-core==0.18.0rc1", "0.18.0rc1"), ("megatron_core==0.1.0+vendor", "0.1.0+vendor"),
+     ("git+https://host/org/Megatron-LM.git@feature/x", "Megatron-LM@feature/x"),
+     ("git+ssh://git@host/org/Megatron-LM@core_v0.19.0", "Megatron-LM@core_v0.19.0")],
+)  # fmt: skip
+def test_labels_of_candidates(tmp_path, text, label):
+    assert parse_candidate(text, tmp_path).label == label
