@@ -20,7 +20,8 @@ from torch import nn
 from mcore_fused.errors import MCoreFusedError, ModeError, qualified_name
 from mcore_fused.hook import HOOK_PARAMETERS
 from mcore_fused.instance_attribute import replaced
-from mcore_fused.output_layer import head_of, tensor_parallel_group
+from mcore_fused.output_layer import head_of
+from mcore_fused.tensor_parallel_group import tensor_parallel_group
 
 __all__ = ["Mode", "promises_hook", "proved_mode", "shows_hook"]
 
@@ -73,7 +74,8 @@ def shows_hook(model: nn.Module) -> bool:
     reference = next(model.parameters())
     group = tensor_parallel_group(layer)
     length = group.size() if group is not None else 1
-    hidden = torch.zeros(1, 1, model.config.hidden_size, dtype=reference.dtype, device=reference.device)
+    config: Any = model.config
+    hidden = torch.zeros(1, 1, config.hidden_size, dtype=reference.dtype, device=reference.device)
     tokens = torch.zeros(1, length, dtype=torch.long, device=reference.device)
 
     def reached(**_: Any) -> None:

@@ -19,6 +19,8 @@ from torch import nn
 
 from mcore_fused.errors import DeferredLogitsError
 from mcore_fused.instance_attribute import own_attribute, replaced
+from mcore_fused.tensor_parallel_group import tensor_parallel_group
+from mcore_fused.vocabulary_maximum import vocabulary_maximum
 
 __all__ = ["DeferredForward", "DeferredLogits", "deferred_output_layer"]
 
@@ -32,6 +34,7 @@ class DeferredLogits:
         weight: ``[vocab shard, hidden]``, the weight that the stock layer would have used.
         layer: the output layer that was called.
         sequence_parallel: the layer's own flag at the time of the call.
+        gathered: the caller or the layer wanted the logits of all tensor-parallel ranks.
         scale: product of all numbers the logits were multiplied by.
         payload: what a pickle of the handle holds in its place; set by whoever knows the labels.
     """
@@ -40,6 +43,7 @@ class DeferredLogits:
     weight: torch.Tensor
     layer: nn.Module
     sequence_parallel: bool
+    gathered: bool = False
     scale: float = 1.0
     payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
 
@@ -63,11 +67,26 @@ class DeferredLogits:
             raise AttributeError(name)  # protocol look-ups (copy, pickle, numpy) must get their usual answer
         self._refuse(f"attribute or method {name!r}")
 
+    def max(self, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest logit and its column over this rank's vocabulary; MTP's acceptance count asks for it (0.19)."""
+        group = tensor_parallel_group(self.layer)
+        if dim not in (-1, 2) or (self.gathered and group is not None):
+            self._refuse(f"max over dimension {dim} of {'gathered' if self.gathered else 'sharded'} logits")
+        return vocabulary_maximum(self.hidden, self.weight, self.scale, group if self.sequence_parallel else None)
+
+    def size(self, dim: int) -> int:
+        """Number of columns of this rank's shard, the one size that upstream asks for (0.19)."""
+        if dim not in (-1, 2):
+            self._refuse(f"size of dimension {dim}")
+        return self.weight.shape[0]
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        """Refuse every torch function: the logits do not exist."""
+    ) -> torch.Tensor:
+        """Answer ``torch.argmax`` over the vocabulary, refuse every other function: the logits do not exist."""
+        if func is torch.argmax and len(args) == 1 and kwargs == {"dim": -1} and isinstance(args[0], cls):
+            return args[0].max(dim=-1)[1]
         cls._refuse(f"torch function {getattr(func, '__name__', func)!r}")
 
     @staticmethod
@@ -85,10 +104,47 @@ def _refusing(operation: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _operator in (
-    "add radd sub rsub truediv rtruediv floordiv mod pow rpow matmul rmatmul neg pos abs invert and or xor "
-    "lt le gt ge eq ne getitem setitem iter len bool float int index contains iadd isub imul itruediv array"
-).split():
+for _operator in [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "truediv",
+    "rtruediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "rpow",
+    "matmul",
+    "rmatmul",
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "and",
+    "or",
+    "xor",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "getitem",
+    "setitem",
+    "iter",
+    "len",
+    "bool",
+    "float",
+    "int",
+    "index",
+    "contains",
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "array",
+]:
     setattr(DeferredLogits, f"__{_operator}__", _refusing(f"__{_operator}__"))
 DeferredLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -104,7 +160,7 @@ class DeferredForward:
         self,
         input_: torch.Tensor,
         weight: torch.Tensor | None = None,
-        runtime_gather_output: bool | None = None,  # noqa: ARG002 - there is no output to gather
+        runtime_gather_output: bool | None = None,
         **unknown: object,
     ) -> tuple[DeferredLogits, None]:
         """Return the handle and no bias, in the stock layer's shape of result."""
@@ -120,8 +176,15 @@ class DeferredForward:
                 "the output layer has no weight of its own and was given none.",
                 "share_embeddings_and_output_weights must hand over the shared weight; check the model's construction.",
             )
-        flag = bool(getattr(self.layer, "sequence_parallel", False))
-        return DeferredLogits(input_, chosen, self.layer, flag, payload=self.payload), None
+        gathered = self.layer.gather_output if runtime_gather_output is None else runtime_gather_output
+        return DeferredLogits(
+            input_,
+            chosen,
+            self.layer,
+            sequence_parallel=bool(self.layer.sequence_parallel),
+            gathered=bool(gathered),
+            payload=self.payload,
+        ), None
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from mcore_fused import evidence
 from mcore_fused.deferred import DeferredLogits
 from mcore_fused.errors import CallArgumentError, CallTypeError
 from mcore_fused.kernel import linear_cross_entropy
-from mcore_fused.output_layer import check_weight, tensor_parallel_group
+from mcore_fused.output_layer import check_weight
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.sequence_parallel import gather_sequence, reduce_gradient
+from mcore_fused.tensor_parallel_group import tensor_parallel_group
 
 __all__ = ["fused_head", "fused_loss"]
 
@@ -51,9 +52,7 @@ def fused_head(
     return FusedForwardOutput(log_probs, entropy, logits.hidden if context.return_hidden_states else None)
 
 
-def fused_loss(
-    logits: DeferredLogits, labels: torch.Tensor, context: FusedOutputProcessorContext
-) -> torch.Tensor:
+def fused_loss(logits: DeferredLogits, labels: torch.Tensor, context: FusedOutputProcessorContext) -> torch.Tensor:
     """Per-token cross entropy ``[batch, seq]`` of other labels (MTP's rolled ones), at temperature 1 as stock."""
     log_probs, _ = _run(logits, labels, 1.0, context)
     return -log_probs

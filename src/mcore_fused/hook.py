@@ -76,6 +76,7 @@ def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
         )
     output = fused_head(deferred, hook["labels"], context)
     evidence.record(layer, hook_calls=1, unknown_keywords=unknown)
+    context.runs.append("hook")
     log_hook_payload(hook, output)
     return output
 

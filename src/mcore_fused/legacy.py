@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +22,7 @@ from mcore_fused.errors import CallTypeError, FusionDidNotRunError, UnsupportedC
 from mcore_fused.head import fused_head, fused_loss
 from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
 from mcore_fused.instance_attribute import own_attribute, replaced
+from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import head_of
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 
@@ -31,8 +30,6 @@ __all__ = ["LegacyForward"]
 
 _OURS = ("temperature", *HOOK_PARAMETERS)
 _LOSS = "compute_language_model_loss"
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_locks_guard = threading.Lock()
 
 
 class LegacyForward:
@@ -97,7 +94,7 @@ class LegacyForward:
                 )
             output_processor = fused_output_processor
             output_processor_context = FusedOutputProcessorContext(temperature=temperature)
-        with _lock_of(self._model):
+        with lock_of(self._model):
             layer = head_of(self._model)
             if layer is None:
                 return self.original(*args, **kwargs)
@@ -142,6 +139,7 @@ class LegacyForward:
                 "a subclass or another patch bypasses the head, or changes the labels first; run unfused, and report it.",
             )
         evidence.record(layer, deferred_head_calls=1)
+        context.runs.append("legacy")
         return result
 
     def _passed(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -192,9 +190,3 @@ def _stock_head(model: nn.Module, layer: nn.Module) -> Iterator[None]:
             return
         with replaced(model, _LOSS, getattr(type(model), _LOSS).__get__(model)):
             yield
-
-
-def _lock_of(model: nn.Module) -> threading.RLock:
-    """One re-entrant lock a model: what a fused call installs on the instance must not meet another thread's."""
-    with _locks_guard:
-        return _locks.setdefault(model, threading.RLock())

@@ -15,7 +15,7 @@ from mcore_fused.deferred import DeferredForward
 from mcore_fused.errors import UnsupportedConfigError, UnsupportedOutputLayerError, qualified_name
 from mcore_fused.instance_attribute import own_attribute
 
-__all__ = ["check_head", "head_of", "tensor_parallel_group"]
+__all__ = ["check_head", "check_weight", "head_of"]
 
 _STOCK_LAYER = "megatron.core.tensor_parallel.layers.ColumnParallelLinear"
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -107,17 +107,3 @@ def _check_config(model: nn.Module) -> None:
                 f"config.{name} = {value!r} transforms the logits outside the output layer of {qualified_name(model)}.",
                 "run this model unfused; the fused head knows only MuP's output multiplier.",
             )
-
-
-def tensor_parallel_group(layer: nn.Module) -> torch.distributed.ProcessGroup | None:
-    """The group over which this layer's vocabulary is sharded; None when it is not.
-
-    The layer's own group where it has one (``tp_group``, megatron-core 0.13 and later), because a model built
-    with explicit process groups may differ from the global ones; the global group before that.
-    """
-    group = getattr(layer, "tp_group", None)
-    if group is None:
-        from megatron.core import parallel_state
-
-        group = parallel_state.get_tensor_model_parallel_group()
-    return group if group.size() > 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -47,6 +47,8 @@ class FusedOutputProcessorContext:
         return_hidden_states: keep the hidden states in the output (keeps that activation alive).
         single_tensor: return one tensor ``[2, batch, seq]`` (log-probs, entropy) instead of the dataclass;
             the 1F1B schedule plan can carry nothing else between its nodes.
+        runs: receipts: the head appends its installation ("hook" or "legacy") each time it has run with this
+            context, so that a caller can prove that it did.
 
     Raises:
         CallArgumentError: temperature is not finite, or not above 0.
@@ -60,6 +62,7 @@ class FusedOutputProcessorContext:
     backend: str = "auto"
     return_hidden_states: bool = False
     single_tensor: bool = False
+    runs: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -75,7 +78,8 @@ def check_temperature(temperature: object) -> None:
         return
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
         raise CallTypeError(
-            f"temperature is a {type(temperature).__name__}.", "pass a float above 0 or a tensor shaped like the labels."
+            f"temperature is a {type(temperature).__name__}.",
+            "pass a float above 0 or a tensor shaped like the labels.",
         )
     if not math.isfinite(temperature) or temperature <= 0:
         raise CallArgumentError(

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from mcore_fused.evidence import FusedForwardEvidence
 from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
 from mcore_fused.instance_attribute import own_attribute, replaced
 from mcore_fused.legacy import LegacyForward
+from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import check_head, head_of
 from mcore_fused.outputs import FusedOutputProcessorContext
 from mcore_fused.unwrap import WrapperChain, chunks_of, unwrap_chain, unwrap_model
@@ -211,22 +213,19 @@ def call_fused_forward(
     chain = unwrap_chain(model)
     if not is_patched(chain.model):
         raise ModeError("this model is not patched.", "call patch_fused_forward(model) or use fused_forward(model).")
-    context = context if context is not None else FusedOutputProcessorContext(temperature=temperature)
+    context = replace(context or FusedOutputProcessorContext(temperature=temperature), runs=[])
     if kwargs.get("labels") is None and not _positional_labels(chain, args):
         return model(*args, **kwargs)
-    layer = head_of(chain.model)
-    before = evidence.of_layer(layer)
     asking = {"output_processor": fused_output_processor, "output_processor_context": context}
-    if chain.transparent:
-        result = model(*args, **kwargs, **asking)
-    else:
-        with replaced(chain.model, "forward", _ArmedForward(chain.model, asking)):
-            result = model(*args, **kwargs)
-    after = evidence.of_layer(layer)
-    runs = after.hook_calls + after.deferred_head_calls - before.hook_calls - before.deferred_head_calls
-    if layer is not None and runs != 1:
+    with lock_of(chain.model):
+        if chain.transparent:
+            result = model(*args, **kwargs, **asking)
+        else:
+            with replaced(chain.model, "forward", _ArmedForward(chain.model, asking)):
+                result = model(*args, **kwargs)
+    if head_of(chain.model) is not None and len(context.runs) != 1:
         raise FusionDidNotRunError(
-            f"{qualified_name(chain.model)} ran its fused head {runs} times in one call.",
+            f"{qualified_name(chain.model)} ran its fused head {len(context.runs)} times in one call.",
             'patch it with mode="legacy", which does not depend on the hook being called.',
         )
     return result

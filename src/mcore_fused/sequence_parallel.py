@@ -46,11 +46,11 @@ class _ReduceGradient(torch.autograd.Function):
 
 def gather_sequence(hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
     """``[seq / ranks, batch, hidden]`` of every rank -> ``[seq, batch, hidden]``; backward reduce-scatters."""
-    gathered: torch.Tensor = _GatherSequence.apply(hidden, group)
+    gathered: torch.Tensor = _GatherSequence.apply(hidden, group)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def reduce_gradient(hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
     """Identity on ``hidden``; backward sums its gradient over the ranks, each of which saw one vocab shard."""
-    same: torch.Tensor = _ReduceGradient.apply(hidden, group)
+    same: torch.Tensor = _ReduceGradient.apply(hidden, group)  # type: ignore[no-untyped-call]
     return same

@@ -69,3 +69,27 @@ def test_mtp_without_fusion_is_stock(subject, mode):
         with patched(subject, model, mode):
             actual = model(*batch.inputs, **_inputs(batch))
     assert torch.equal(actual, expected)
+
+
+@MODES
+def test_mtp_metrics_are_stock(subject, mode):
+    """What upstream logs of MTP (its loss; from 0.19 also how many predictions it would accept) stays what it was."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    model, batch = build(Shape(mtp=1, vocab=2)), batch_for(2, 3, 9)  # two words, so that about half are accepted
+    model.train()
+    with torch.no_grad():
+        found = []
+        for fused in (False, True):
+            MTPLossLoggingHelper.tracker.clear()
+            if fused:
+                with patched(subject, model, mode):
+                    subject.call(model, *batch.inputs, **_inputs(batch))
+            else:
+                model(*batch.inputs, **_inputs(batch))
+            found.append({k: v for k, v in MTPLossLoggingHelper.tracker.items() if isinstance(v, torch.Tensor)})
+    stock, after = found
+    assert stock
+    assert stock.keys() == after.keys()
+    for name, value in stock.items():
+        assert torch.allclose(after[name].double(), value.double(), rtol=1e-5), name

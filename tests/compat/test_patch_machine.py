@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from megatron.core.transformer.module import Float16Module
 from support.copies import deep_copy, through_pickle
-from support.models import Shape, batch_for, build, half_chain
+from support.models import Shape, batch_for, build
 from support.reference import stock_forward
 from support.subject import load_subject, patched
 
@@ -35,7 +35,6 @@ class VisionLanguageModel(torch.nn.Module):
 WRAPPERS = {
     "float16": lambda model: Float16Module(model.config, model),
     "vlm": VisionLanguageModel,
-    "ddp": lambda model: half_chain(model),
 }
 
 
@@ -225,8 +224,6 @@ def test_patch_a_list_of_chunks(subject):
     first = build(Shape(post_process=False))
     last = build(Shape(pre_process=False))
     batch = batch_for(97, 2, 5)
-    whole = build(Shape(layers=4))
-    del whole
     plain = first(*batch.inputs)
     with patched(subject, [first, last], "legacy"):
         hidden = subject.call(first, *batch.inputs, labels=batch.labels)
