@@ -86,8 +86,9 @@ class DeferredLogits:
     ) -> torch.Tensor:
         """Answer ``torch.argmax`` over the vocabulary, refuse every other function: the logits do not exist."""
         if func is torch.argmax and len(args) == 1 and kwargs == {"dim": -1} and isinstance(args[0], cls):
-            return args[0].max(dim=-1)[1]
-        cls._refuse(f"torch function {getattr(func, '__name__', func)!r}")
+            columns: torch.Tensor = args[0].max(dim=-1)[1]
+            return columns
+        return cls._refuse(f"torch function {getattr(func, '__name__', func)!r}")
 
     @staticmethod
     def _refuse(operation: str) -> NoReturn:
@@ -104,47 +105,13 @@ def _refusing(operation: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _operator in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "truediv",
-    "rtruediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "rpow",
-    "matmul",
-    "rmatmul",
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "and",
-    "or",
-    "xor",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "getitem",
-    "setitem",
-    "iter",
-    "len",
-    "bool",
-    "float",
-    "int",
-    "index",
-    "contains",
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "array",
-]:
+# Every operator that a tensor answers, other than the multiplication above.
+_REFUSED_OPERATORS = """
+    add radd iadd sub rsub isub imul truediv rtruediv itruediv floordiv mod pow rpow matmul rmatmul
+    neg pos abs invert and or xor lt le gt ge eq ne
+    getitem setitem iter len contains bool float int index array
+"""
+for _operator in _REFUSED_OPERATORS.split():
     setattr(DeferredLogits, f"__{_operator}__", _refusing(f"__{_operator}__"))
 DeferredLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 

@@ -119,7 +119,7 @@ class LegacyForward:
             )
         if processor is not fused_output_processor:
             raise CallTypeError(
-                f"legacy mode got the output processor {qualified_name(processor)}; it runs fused_output_processor only.",
+                f"legacy mode got the output processor {qualified_name(processor)}; only fused_output_processor runs.",
                 "pass mcore_fused.fused_output_processor, or run a megatron-core whose forward has the hook.",
             )
         if context is None:
@@ -136,7 +136,7 @@ class LegacyForward:
             raise FusionDidNotRunError(
                 f"{qualified_name(self._model)} returned a {qualified_name(result)} and never asked its head "
                 "for the loss of the labels it was given.",
-                "a subclass or another patch bypasses the head, or changes the labels first; run unfused, and report it.",
+                "a subclass or another patch bypasses the head, or changes the labels; run unfused, and report it.",
             )
         evidence.record(layer, deferred_head_calls=1)
         context.runs.append("legacy")

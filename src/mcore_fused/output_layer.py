@@ -77,7 +77,7 @@ def _check_layer(layer: nn.Module) -> None:
     extra = sorted(name for name, value in layer.named_parameters(recurse=False) if name not in {"weight", "bias"})
     if extra:
         raise refuse(f"it has further parameters: {', '.join(extra)}", "their part of the product")
-    if layer._forward_hooks:
+    if layer._forward_hooks:  # noqa: SLF001 - torch has no public way to ask
         raise refuse("it has forward hooks, which expect logits", "what the hooks do")
     if isinstance(getattr(type(layer), "weight", None), property):
         raise refuse("its weight is a property", "what the property computes")

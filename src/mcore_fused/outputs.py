@@ -79,7 +79,7 @@ def check_temperature(temperature: object) -> None:
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
         raise CallTypeError(
             f"temperature is a {type(temperature).__name__}.",
-            "pass a float above 0 or a tensor shaped like the labels.",
+            "pass a float above 0, or a tensor like the labels.",
         )
     if not math.isfinite(temperature) or temperature <= 0:
         raise CallArgumentError(

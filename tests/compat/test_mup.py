@@ -1,4 +1,4 @@
-"""MuP: the output multiplier is applied once, before the temperature, in both modes (K12; verl applies it in neither)."""
+"""MuP: the output multiplier is applied once, before the temperature, in both modes (K12; verl: in neither)."""
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ import torch
 def versions() -> dict:
     """Distribution and attribute version side by side, and where the package really came from."""
     import megatron.core
-    import numpy
+    import numpy as np
     import triton
 
     origin = Path(megatron.core.__file__).resolve()
@@ -27,7 +27,7 @@ def versions() -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 

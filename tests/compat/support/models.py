@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,7 +64,7 @@ class PackedAttention(DotProductAttention):
         padded = getattr(packed_seq_params, "cu_seqlens_q_padded", None)
         boundaries = (padded if padded is not None else packed_seq_params.cu_seqlens_q).tolist()
         rows = []
-        for start, end in zip(boundaries, boundaries[1:], strict=False):
+        for start, end in itertools.pairwise(boundaries):
             if start < end:
                 q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
                 row = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
