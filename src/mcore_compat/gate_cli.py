@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.console import Console
 
 from mcore_compat.contract import cli as contract_cli
+from mcore_compat.gate import render
+from mcore_compat.gate.run import GateConfig, known_reports, read_sides, refuse_same, run_gate
+from mcore_compat.plan import Selection
+from mcore_compat.progress import display_for
 from mcore_compat.releases import cli as releases_cli
+from mcore_compat.releases import latest, load_releases, write_atomically
+from mcore_compat.session import RunConfig
+from mcore_compat.verdicts import exit_code
 
-__all__ = ["register"]
+__all__ = ["gate", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``mcore-compat``."""
     app.add_typer(contract_cli.app, name="contract")
     app.command()(releases_cli.releases)
+    app.command()(gate)
+
+
+def gate(
+    candidate: Annotated[
+        str | None,
+        typer.Argument(help="megatron-core==X, a wheel, an sdist, a folder, git+file:///repository@ref"),
+    ] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", "-b", help="Default: newest green release.")] = None,
+    newest: Annotated[bool, typer.Option("--latest", help="The newest release on the index is the candidate.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Read the sources only; proves nothing by itself.")] = False,
+    rerun: Annotated[bool, typer.Option(help="Run both sides again where they differ.")] = True,
+    profile: Annotated[str, typer.Option(help="Hypothesis profile of the cells.")] = "ci",
+    workers: Annotated[int, typer.Option(min=0, help="pytest-xdist workers inside each cell.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cells side by side.")] = 2,
+    report_dir: Annotated[Path | None, typer.Option(help="Where runs are written; default: reports/.")] = None,
+    cells_dir: Annotated[Path | None, typer.Option(help="Where environments live; default: .cells/.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print notes too.")] = False,
+    root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
+) -> None:
+    """May we upgrade to this megatron-core? Exit code 0 yes, 1 no, 2 usage, 3 could not judge."""
+    data = contract_cli.data_folder(root)
+    home = data.parent
+    if newest:
+        candidate = latest(load_releases(data / "releases.json"), "3.12").version
+    if candidate is None:
+        raise typer.BadParameter("name a candidate, or give --latest")
+    reports = (report_dir or home / "reports").absolute()
+    config = GateConfig(
+        run=RunConfig(
+            root=home,
+            cells=(cells_dir or home / ".cells").absolute(),
+            reports=reports,
+            suite=home / "tests" / "compat",
+            inventory=data / "inventory.toml",
+            selection=Selection(),
+            jobs=jobs,
+            profile=profile,
+            workers=workers,
+        ),
+        static_only=static,
+        rerun=rerun,
+    )
+    earlier = known_reports((reports / "latest", *sorted((home / "docs" / "results").glob("*"))))
+    sides = read_sides(home, candidate, baseline, earlier)
+    refuse_same(sides)
+    console = Console()
+    with display_for(console, 2) as display:
+        judged, _ = run_gate(config, sides, display, os.environ, dt.datetime.now(dt.UTC))
+    folder = reports / judged.run_id
+    write_atomically(folder / "gate.json", judged.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / "gate.md", render.markdown(judged))
+    typer.echo(render.text(judged, everything=everything), nl=False)
+    typer.echo(f"report: {folder.name}/gate.md")
+    raise typer.Exit(exit_code(judged.verdict))

@@ -55,14 +55,13 @@ def test_patch_releases_are_silent(old, later):
 
 
 def test_mtp_counts_accepted_tokens_since_019():
-    assert new("0.18.2", "0.19.0", "break") <= {"mtp-logits-operation-unknown"}
+    assert not new("0.18.2", "0.19.0", "break")  # the deferred head answers this one
     assert any("acceptance" in str(entry) for entry in CONTRACTS["0.19.0"].value("mtp.logits"))
 
 
-def test_no_release_breaks_but_by_what_is_known():
+def test_no_release_breaks():
     for contract in CONTRACTS.values():
-        broken = {f.rule.id for f in check_contract(contract, RULES) if f.level == "break"}
-        assert broken <= {"mtp-logits-operation-unknown"}, contract.name
+        assert not [f.key for f in check_contract(contract, RULES) if f.level == "break"], contract.name
 
 
 def test_classes_are_a_partition_along_the_history():

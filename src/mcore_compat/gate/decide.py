@@ -1,0 +1,64 @@
+"""The gate's verdict and the next step in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcore_compat.gate.model import GateFinding, Side, Tier
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["decide", "next_step_of"]
+
+_NOT_JUDGED = (Verdict.UNRESOLVABLE, Verdict.INFRA)
+
+
+def decide(
+    baseline: Side, candidate: Side, tiers: Sequence[Tier], findings: Sequence[GateFinding]
+) -> tuple[Verdict, str]:
+    """Verdict and its reason. What both sides share is told and not held against the candidate."""
+    new = [f for f in findings if f.state == "new"]
+    # A contract finding that its own witness does not bear out is a warning, not a break.
+    broken = [f for f in new if f.level == "break" and f.witness != "refuted"]
+    if candidate.cell is not None and candidate.cell.verdict in _NOT_JUDGED:
+        return candidate.cell.verdict, candidate.cell.reason
+    if broken:
+        first = next((f for f in broken if f.origin == "cell"), broken[0])
+        more = f" (+{len(broken) - 1} more)" if len(broken) > 1 else ""
+        return Verdict.BREAK, f"{first.title}: {first.message.partition(chr(10))[0]}{more}"
+    if baseline.cell is not None and baseline.cell.verdict in _NOT_JUDGED:
+        return Verdict.UNPROVEN, f"the baseline could not be judged: {baseline.cell.reason}"
+    flaky = [f for f in findings if f.state == "flaky"]
+    if flaky:
+        return Verdict.UNPROVEN, f"{len(flaky)} differences were not there in a second run, first {flaky[0].title}"
+    if not any(tier.name == "cpu" and tier.ran for tier in tiers):
+        return Verdict.UNPROVEN, "nothing speaks against it in the source; no cell was run"
+    if candidate.cell is not None and candidate.cell.verdict is Verdict.UNPROVEN:
+        only_here = baseline.cell is None or baseline.cell.verdict is not Verdict.UNPROVEN
+        if only_here:
+            return Verdict.UNPROVEN, candidate.cell.reason
+    shared = [f for f in findings if f.state == "same" and f.level == "break"]
+    suffix = f"; {len(shared)} failures as before" if shared else ""
+    drifted = [f for f in new if f.level == "drift" or (f.level == "break" and f.witness == "refuted")]
+    if drifted or (candidate.modes != baseline.modes):
+        what = drifted[0].message if drifted else "other modes than before"
+        return Verdict.DRIFT, f"the surface moved and behaviour is equal: {what}{suffix}"
+    return Verdict.OK, f"nothing that we depend on changed for the worse{suffix}"
+
+
+def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFinding]) -> str:
+    """What to do now, in one sentence."""
+    new = [f for f in findings if f.state == "new" and f.level == "break" and f.witness != "refuted"]
+    modes = sorted({mode for f in new for mode in f.consequence if mode != "copy"})
+    if verdict is Verdict.OK:
+        return f"Upgrade to {candidate.name}; add it to compat_matrix/matrix.toml so that nightly runs keep it."
+    if verdict is Verdict.DRIFT:
+        return f"Upgrade to {candidate.name} after reading what moved; add it to compat_matrix/matrix.toml."
+    if verdict is Verdict.BREAK:
+        where = f" (concerned: {', '.join(modes)})" if modes else ""
+        cause = next((f.next_step for f in new if f.next_step), "")
+        return f"Stay on the baseline{where}; find the change with `mcore-compat bisect`. {cause}".strip()
+    if verdict is Verdict.UNRESOLVABLE:
+        return "Change the requirement named in the reason, or the cell's constraints in compat_matrix/matrix.toml."
+    if any(f.state == "flaky" for f in findings):
+        return "Find out why the check is not stable before trusting it on either side; a re-run never makes it pass."
+    return "Put right what the reason names, and run the gate again."

@@ -1,0 +1,94 @@
+"""The gate's report as data; its JSON Schema is committed as ``compat_matrix/gate.schema.json``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mcore_compat.report import CellResult
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Side", "State", "Tier", "WitnessState"]
+
+SCHEMA_VERSION: Literal[1] = 1
+State = Literal["new", "fixed", "same", "flaky"]
+Level = Literal["break", "drift", "info"]
+WitnessState = Literal["confirmed", "refuted", "not run", "inconclusive", "none"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GateFinding(_Record):
+    """One difference between the two sides, or something they share.
+
+    Attributes:
+        origin: ``contract`` (read from source) or ``cell`` (seen when run).
+        title: stable name: the rule's id, or the check's.
+        state: new in the candidate, fixed in it, on both sides, or not the same when run again.
+        witness: what running the rule's witness on both sides said; ``none`` where the finding needs none.
+        consequence: by mode of ours.
+    """
+
+    origin: Literal["contract", "cell"]
+    title: str
+    state: State
+    level: Level
+    message: str
+    where: str | None = None
+    item: str | None = None
+    link: str | None = None
+    next_step: str = ""
+    witness: WitnessState = "none"
+    witness_note: str = ""
+    consequence: dict[str, str] = {}
+
+
+class Side(_Record):
+    """Baseline or candidate.
+
+    Attributes:
+        name: as the caller named it, without absolute paths.
+        nearest: release whose contract is nearest; stands in for a version wherever one is needed as a label.
+        modes: mode of each model class, by the contract alone.
+        cell: what running it gave, or None.
+    """
+
+    name: str
+    kind: str
+    distribution: str | None = None
+    attribute: str | None = None
+    commit: str | None = None
+    nearest: str | None = None
+    modes: dict[str, str | None] = {}
+    cell: CellResult | None = None
+
+
+class Tier(_Record):
+    """One step of the gate."""
+
+    name: Literal["static", "witness", "cpu", "gpu"]
+    ran: bool
+    seconds: float = 0.0
+    note: str = ""
+
+
+class GateReport(_Record):
+    """What the gate knows."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    verdict: Verdict
+    reason: str
+    next_step: str
+    baseline: Side
+    candidate: Side
+    tiers: tuple[Tier, ...]
+    findings: tuple[GateFinding, ...]
+    subject: dict[str, Any] = {}
+
+    def of(self, state: State, *levels: Level) -> tuple[GateFinding, ...]:
+        """Findings of a state, and of these levels where given."""
+        return tuple(f for f in self.findings if f.state == state and (not levels or f.level in levels))

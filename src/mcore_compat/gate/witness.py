@@ -1,0 +1,108 @@
+"""Run the findings' witnesses in both cells: confirmed is what passes on one side and fails on the other."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mcore_compat.contract import standin
+from mcore_compat.contract.compare import Finding, FindingState
+from mcore_compat.environment import cell_environment
+from mcore_compat.gate.model import WitnessState
+from mcore_compat.matrix import Cell
+from mcore_compat.process import run_logged
+
+__all__ = ["Outcome", "judge_witness", "run_witnesses", "witness_source"]
+
+Result = Literal["pass", "fail", "error"]
+_MARK = "mcore-compat witness "
+_LIMIT_S = 180
+# Each witness in a child of its own, forked before megatron is imported: one witness hides a module from the import.
+_DRIVER = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")
+for index, source in enumerate(json.load(open(sys.argv[1]))):
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        continue
+    try:
+        exec(compile(source, f"witness {index}", "exec"), {"__name__": "witness"})
+        result, note = "pass", ""
+    except (AssertionError, TypeError, AttributeError, ImportError) as error:
+        result, note = "fail", f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        result, note = "error", f"{type(error).__name__}: {error}"
+    print("\\n" + "MARK" + json.dumps([index, result, note[:300]]), flush=True)
+    os._exit(0)
+""".replace("MARK", _MARK)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one witness did on one side."""
+
+    result: Result
+    note: str = ""
+
+
+def witness_source(finding: Finding) -> str | None:
+    """The witness's lines for this finding, with its prelude, or None where the rule has none."""
+    witness = finding.rule.witness
+    if witness is None:
+        return None
+    code = witness.code.replace("$detail", finding.detail).replace("$item", finding.item)
+    prelude = Path(standin.__file__).read_text(encoding="utf-8") if witness.standin else ""
+    return f"{prelude}\n{code}"
+
+
+def run_witnesses(
+    sources: Sequence[str], cell: Cell, folder: Path, host: Mapping[str, str], cancel: threading.Event | None = None
+) -> list[Outcome]:
+    """Run witnesses with a cell's own interpreter, from an empty folder and with the cell's environment only.
+
+    Args:
+        sources: their lines.
+        cell: whose environment variables they get.
+        folder: the cell's folder, with ``venv`` and ``home`` in it.
+        host: the caller's environment; only an allow-list of it is passed on.
+        cancel: set to kill them.
+    """
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-witness-") as scratch:
+        work = Path(scratch, "work")
+        work.mkdir()
+        listing, driver, log = Path(scratch, "witnesses.json"), Path(scratch, "driver.py"), Path(scratch, "output.log")
+        listing.write_text(json.dumps(list(sources)), encoding="utf-8")
+        driver.write_text(_DRIVER, encoding="utf-8")
+        finished = run_logged(
+            [folder / "venv" / "bin" / "python", driver, listing],
+            cwd=work,
+            env=cell_environment(host, cell, home=folder / "home", temporary=Path(scratch), extra={}),
+            log=log,
+            limit_s=_LIMIT_S + 30 * len(sources),
+            cancel=cancel or threading.Event(),
+        )
+    outcomes = [Outcome("error", "it did not run to its end") for _ in sources]
+    for line in finished.output.splitlines():
+        if line.startswith(_MARK):
+            index, result, note = json.loads(line.removeprefix(_MARK))
+            outcomes[index] = Outcome(result, note)
+    return outcomes
+
+
+def judge_witness(state: FindingState, before: Outcome, after: Outcome) -> WitnessState:
+    """Whether running bears a finding out: new ones pass before and fail after, fixed ones the other way round."""
+    wanted = {
+        FindingState.NEW: ("pass", "fail"),
+        FindingState.FIXED: ("fail", "pass"),
+        FindingState.SAME: ("fail", "fail"),
+    }[state]
+    if "error" in {before.result, after.result}:
+        return "inconclusive"
+    return "confirmed" if (before.result, after.result) == wanted else "refuted"
