@@ -122,6 +122,8 @@ def of_completeness(run: SuiteRun) -> Iterable[Finding]:
     elif finished.returncode < 0:
         name = signal.Signals(-finished.returncode).name
         yield unproven("crash", f"the suite's process died of {name}" + _tail(finished.output))
+    elif not log.checks and not log.collection_errors and finished.returncode not in {0, 5}:
+        yield unproven("no-start", f"the suite did not start: {_last_error(finished.output)}" + _tail(finished.output))
     elif not log.complete:
         where = f"line {log.broken_line} cannot be read" if log.broken_line else "its last record is missing"
         yield unproven("incomplete-log", f"the report log is incomplete: {where}" + _tail(finished.output))
@@ -233,6 +235,13 @@ def found(verdict: Verdict, kind: str, message: str, next_step: str, check: str 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def _last_error(output: str) -> str:
+    """The last line that pytest marks as an error, else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (marked or lines)[-1]
 
 
 def _tail(output: str) -> str:

@@ -190,11 +190,11 @@ def _refusal(exc: UvFailure) -> _Refused:
             f"the index or the disk failed: {exc.reason}",
             "Check the network and the disk; what is in uv's cache installs without network.",
         )
-    return _Refused(
-        Verdict.UNRESOLVABLE,
-        exc.reason,
-        "Change the cell's requirements or constraints; a build from source needs a C++ compiler.",
-    )
+    if "no usable wheels" in exc.reason or "Failed to build" in exc.reason:
+        step = "A build from source needs the cell's allow_sdist with a reason, and a C++ compiler on this host."
+    else:
+        step = "Change the cell's requirements or constraints."
+    return _Refused(Verdict.UNRESOLVABLE, exc.reason, step)
 
 
 def _install_subject(folder: Path, subject: Subject, uv: Uv) -> None:

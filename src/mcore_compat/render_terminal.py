@@ -55,7 +55,7 @@ def _table(report: Report) -> Table:
     table.add_column("mode", no_wrap=True, min_width=6)
     table.add_column("checks", justify="right", no_wrap=True, min_width=6)
     table.add_column("time", justify="right", no_wrap=True, min_width=6)
-    table.add_column("reason", overflow="ellipsis", no_wrap=True)
+    table.add_column("reason", overflow="ellipsis")
     for cell in report.cells:
         table.add_row(
             cell.id,
@@ -63,7 +63,7 @@ def _table(report: Report) -> Table:
             cell.mode or "-",
             f"{cell.checks.passed}/{cell.checks.planned}",
             f"{_time(cell):.0f} s",
-            Text(cell.reason),
+            Text(cell.reason.split("\n")[0], no_wrap=True, overflow="ellipsis"),
         )
     return table
 

@@ -86,6 +86,11 @@ def run_suite(
         work, temporary = Path(scratch, "work"), Path(scratch, "tmp")
         work.mkdir()
         temporary.mkdir()
+        settings = options.suite.resolve() / "pytest.ini"
+        if not settings.is_file():
+            # Without settings of its own a suite gets none: those of a folder above are not meant for it.
+            settings = Path(scratch, "pytest.ini")
+            settings.write_text("[pytest]\n", encoding="utf-8")
         extra = {
             "MCORE_COMPAT_CELL_OUT": str(out),
             "MCORE_COMPAT_CELL_ID": cell.id,
@@ -93,7 +98,7 @@ def run_suite(
         }
         env = cell_environment(host, cell, home=environment.home, temporary=temporary, extra=extra)
         finished = run_logged(
-            _command(environment.python, options, log),
+            _command(environment.python, options, settings, log),
             cwd=work,
             env=env,
             log=out / "output.log",
@@ -106,16 +111,16 @@ def run_suite(
     return SuiteRun(finished, parse(lines), facts, problem, read_origins(out.glob("origins-*.json")))
 
 
-def _command(python: Path, options: SuiteOptions, log: Path) -> list[str | Path]:
+def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> list[str | Path]:
     suite = options.suite.resolve()
-    settings = suite / "pytest.ini"
     return [
         python,
         "-m",
         "pytest",
         suite,
         f"--rootdir={suite}",
-        *(("-c", str(settings)) if settings.is_file() else ()),
+        "-c",
+        settings,
         "-p",
         "no:cacheprovider",
         "-p",

@@ -19,7 +19,8 @@ __all__ = ["Uv", "UvFailure", "shortened"]
 _LIMIT_S = 1800
 # uv's own words when the host, not the requirement, is at fault.
 _HOST_AT_FAULT = re.compile(
-    r"(error sending request|dns error|failed to fetch|network connectivity is disabled|connection (refused|reset)|"
+    r"(error sending request|dns error|failed to fetch|network connectivity is disabled|not found in the cache|"
+    r"connection (refused|reset)|"
     r"timed out|no space left on device|permission denied|request failed|failed to download|tls handshake)",
     re.IGNORECASE,
 )
@@ -53,13 +54,18 @@ class Uv:
         """The uv that came with this harness, else the first on the path.
 
         Raises:
-            MissingToolError: there is none.
+            MissingToolError: there is none, or it does not run.
         """
         beside = Path(sys.executable).with_name("uv")
         found = str(beside) if beside.is_file() else shutil.which("uv", path=host.get("PATH", os.defpath))
         if found is None:
             raise MissingToolError("uv was not found.", "Install it: `pip install uv`.")
-        return cls(Path(found), installer_environment(host))
+        uv = cls(Path(found), installer_environment(host))
+        try:
+            uv.call(["--version"])
+        except UvFailure as exc:
+            raise MissingToolError(f"uv does not run: {exc.reason}.", "Install it: `pip install uv`.") from exc
+        return uv
 
     def call(self, arguments: Sequence[str | Path], *, cwd: Path | None = None) -> str:
         """Run uv and return its standard output.
@@ -96,6 +102,11 @@ class Uv:
         Raises:
             MissingToolError: there is none on this host; none is downloaded behind the caller's back.
         """
+        if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+            # The one that runs this is known to work; a version manager's shim on the path may not.
+            base = Path(sys.base_prefix, "bin", f"python{version}")
+            if base.is_file():
+                return base
         try:
             found = self.call(["python", "find", "--no-project", "--no-python-downloads", "--system", version])
         except UvFailure as exc:
@@ -113,5 +124,7 @@ def shortened(output: str, limit: int = 400) -> str:
         match = _CAUSE.match(line) or _BUILD_ERROR.match(line)
         if match and match.group(1).strip() not in causes:
             causes.append(match.group(1).strip())
-    text = "; ".join(causes) or " ".join(output.split()) or "no reason given"
+    # Says nothing where a cause follows.
+    causes = [cause for cause in causes if not cause.startswith("No solution found")] or causes
+    text = "; ".join(cause.rstrip(".") for cause in causes) or " ".join(output.split()) or "no reason given"
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

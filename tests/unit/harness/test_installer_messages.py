@@ -65,10 +65,10 @@ def test_output_and_refusal(tmp_path):
 
 
 def test_a_missing_interpreter_is_named_with_a_remedy(tmp_path):
-    uv = fake_uv(tmp_path, "echo 'error: No interpreter found for Python 3.12' >&2; exit 2")
-    with pytest.raises(MissingToolError, match=r"No Python 3\.12") as caught:
-        uv.interpreter("3.12")
-    assert "uv python install 3.12" in caught.value.next_step
+    uv = fake_uv(tmp_path, "echo 'error: No interpreter found for Python 3.11' >&2; exit 2")
+    with pytest.raises(MissingToolError, match=r"No Python 3\.11") as caught:
+        uv.interpreter("3.11")
+    assert "uv python install 3.11" in caught.value.next_step
     assert caught.value.exit_code == 3
 
 
@@ -76,5 +76,9 @@ def test_a_missing_uv_is_named_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(MissingToolError, match="uv was not found"):
         Uv.find({"PATH": str(tmp_path)})
+    fake_uv(tmp_path, "echo 'pyenv: uv: command not found' >&2; exit 127")
+    with pytest.raises(MissingToolError, match="uv does not run: pyenv"):
+        Uv.find({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    (tmp_path / "uv").unlink()
     with pytest.raises(MissingToolError, match="cannot be started"):
         Uv(tmp_path / "uv", {}).call(["--version"])

@@ -75,6 +75,13 @@ def test_a_green_run_is_one_screen():
     assert len(text.splitlines()) <= 24
 
 
+def test_a_long_reason_takes_no_room_from_the_names():
+    text = shown(build.report(build.result(verdict=Verdict.UNRESOLVABLE, reason="because " * 60)), width=80)
+    row = next(line for line in text.splitlines() if line.startswith("0.18.2"))
+    assert "unresolvable" in row
+    assert row.endswith("…")
+
+
 def test_the_runs_own_findings_are_shown():
     report = build.report(build.result(), findings=[build.finding("cell 0.1 was planned and has no result", None)])
     assert "has no result" in shown(report)

@@ -84,6 +84,12 @@ UNPROVEN = {
 }
 
 
+def test_a_suite_that_does_not_start_says_why():
+    output = "ImportError while loading conftest\nE   SyntaxError: bad\nE   ImportError: no megatron\n"
+    run = build.suite_run(build.log_lines(checks=())[:-1], finished=build.finished(4, output=output), facts=None)
+    assert judged(run).reason.startswith("the suite did not start: ImportError: no megatron")
+
+
 @pytest.mark.parametrize("fault", UNPROVEN)
 def test_what_proves_nothing_is_unproven(fault):
     assert judged(UNPROVEN[fault]).verdict is Verdict.UNPROVEN
