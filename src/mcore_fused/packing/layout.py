@@ -21,7 +21,7 @@ __all__ = ["IGNORE_INDEX", "PackingLayout"]
 #: Label that Megatron, PyTorch and the fused kernel leave out.
 IGNORE_INDEX = -100
 
-_INT32_MAX = 2**31 - 1
+_MOST_SLOTS = 2**31 - 2  # boundaries and indices are int32, and one past the end must still fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class PackingLayout:
         """Make the index tensors: one small table goes to the device, everything else is computed there."""
         _check_rows(lengths)
         padded_lengths = settings.padded_lengths(lengths)
-        if sum(padded_lengths) > _INT32_MAX:
+        if sum(padded_lengths) > _MOST_SLOTS:
             raise PackingError(
                 f"the batch has {sum(padded_lengths)} slots; boundaries are int32.", "use smaller micro-batches."
             )
@@ -175,12 +175,12 @@ class PackingLayout:
     @property
     def position_ids(self) -> torch.Tensor:
         """``[1, local_tokens]`` int64: position of each slot inside its row; 0 in padding."""
-        return torch.where(self.slots.valid, self.slots.position, 0).unsqueeze(0)
+        return self.slots.position.masked_fill_(self.slots.gap, 0).to(torch.int64).unsqueeze(0)
 
     @property
     def padding_mask(self) -> torch.Tensor:
         """``[1, local_tokens]`` bool: True where a slot holds no real token (Megatron's ``padding_mask``)."""
-        return self.slots.valid.logical_not().unsqueeze(0)
+        return self.slots.gap.clone().unsqueeze(0)
 
     def for_rank(self, cp_rank: int) -> PackingLayout:
         """The layout of another rank of the same batch."""
@@ -205,7 +205,7 @@ class PackingLayout:
         Raises:
             PackingError: the tensor is not of this batch.
         """
-        return gather_slots(self.container.flatten(source, what), self.slots.source, self.slots.valid, pad_value)
+        return gather_slots(self.container.flatten(source, what), self.slots.source, self.slots.gap, pad_value)
 
     def pack_ids(self, ids: torch.Tensor, pad_token_id: int = 0) -> torch.Tensor:
         """Pack token ids ``[1, local_tokens]``; padding holds ``pad_token_id``, a real row of the embedding."""
@@ -233,8 +233,8 @@ class PackingLayout:
             kept = mask if mask.dtype == torch.bool else mask != 0
             flat = torch.where(self.container.flatten(kept, "labels mask"), flat, ignore_index)
         slots = self.slots
-        index, valid = (slots.next_source, slots.next_valid) if shift else (slots.source, slots.valid)
-        return gather_slots(flat, index, valid, ignore_index)
+        index, gap = (slots.next_source, slots.next_gap) if shift else (slots.source, slots.gap)
+        return gather_slots(flat, index, gap, ignore_index)
 
     def pack_temperature(self, temperature: float | torch.Tensor) -> float | torch.Tensor:
         """Pack a temperature as the labels are packed; slot i scales the logits of slot i, so nothing shifts.
@@ -269,7 +269,7 @@ class PackingLayout:
                 "temperature holds a value that is not finite or not above 0 at a real token.",
                 "pass finite values above 0; for greedy rollouts compute training log-probs at temperature 1.",
             )
-        return gather_slots(flat, index, self.slots.valid, 1.0)
+        return gather_slots(flat, index, self.slots.gap, 1.0)
 
     def unpack(self, output: torch.Tensor, cp_group: torch.distributed.ProcessGroup | None = None) -> torch.Tensor:
         """Bring one value per slot back into the batch's container.

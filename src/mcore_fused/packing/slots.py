@@ -1,4 +1,10 @@
-"""Index arithmetic of a packed batch: which token lies in which slot of which rank. Pure tensor functions."""
+"""Index arithmetic of a packed batch: which token lies in which slot of which rank. Pure tensor functions.
+
+A packed buffer is a sequence of runs: stretches of slots whose tokens follow one another in their row. Per-run
+numbers are small tables; one repeat spreads them over the slots, so the work for each slot is a handful of
+additions, whatever the layout, and no size is ever asked of the device. All of it is int32, as boundaries are:
+the arithmetic is bound by memory traffic.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +14,12 @@ import torch
 
 from mcore_fused.packing.settings import PackingSettings
 
-__all__ = ["RowTable", "SlotTable", "build_slots", "gather_slots", "unpack_index"]
+__all__ = ["RowTable", "SlotTable", "build_slots", "gather_slots"]
 
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
-    """Per-row numbers on the device, each ``[padded rows]`` int64; moved there in one copy.
+    """Per-row numbers on the device, each ``[padded rows]`` int32; moved there in one copy.
 
     Attributes:
         lengths: real tokens; 0 for a filler row.
@@ -35,9 +41,14 @@ class RowTable:
     def of(cls, lengths: tuple[int, ...], padded_lengths: tuple[int, ...], device: torch.device) -> RowTable:
         """Build the table; ``padded_lengths`` may have one entry more than ``lengths``."""
         filler = (0,) * (len(padded_lengths) - len(lengths))
-        sizes = torch.tensor([(*lengths, *filler), padded_lengths], dtype=torch.int64)
-        columns = torch.cat([sizes, sizes.cumsum(dim=1)]).to(device)
+        sizes = torch.tensor([(*lengths, *filler), padded_lengths], dtype=torch.int32)
+        columns = torch.cat([sizes, sizes.cumsum(dim=1, dtype=torch.int32)]).to(device)
         return cls(columns[0], columns[1], columns[2], columns[3], sum(lengths), sum(padded_lengths))
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """Start of each row in the stream of real tokens."""
+        return self.ends - self.lengths
 
     @property
     def padded_starts(self) -> torch.Tensor:
@@ -47,30 +58,42 @@ class RowTable:
     @staticmethod
     def boundaries(ends: torch.Tensor) -> torch.Tensor:
         """Ends as cumulative lengths from 0, int32 as attention kernels want them."""
-        return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        return torch.nn.functional.pad(ends, (1, 0))
 
 
 @dataclass(frozen=True, eq=False)
 class SlotTable:
-    """Index tensors of one rank's slots, ``[local_tokens]``, and of the way back, ``[tokens]``.
+    """Index tensors (int32) of one rank's slots, ``[local_tokens]``, and of the way back, ``[tokens]``.
 
     Attributes:
-        row: row of each slot, counting a filler row.
-        position: position inside its padded row.
-        valid: whether a real token lies there.
-        source: element of the flattened source; 0 where not valid.
-        next_valid: whether the slot's token has a next one in its row.
-        next_source: that next token's element; 0 where there is none.
+        run: run of each slot.
+        run_row: row of each run, counting a filler row.
+        run_offset: what to add to a slot of each run to get its position inside its padded row.
+        source: element of the flattened source; any element where there is none.
+        gap: True where no real token lies.
+        next_source: element of the next token of the same row; any element where there is none.
+        next_gap: True where the slot's token has no next one in its row, or there is no token.
         unpack: for each real token, its slot in the concatenation of all ranks' shards.
     """
 
-    row: torch.Tensor
-    position: torch.Tensor
-    valid: torch.Tensor
+    run: torch.Tensor
+    run_row: torch.Tensor
+    run_offset: torch.Tensor
     source: torch.Tensor
-    next_valid: torch.Tensor
+    gap: torch.Tensor
     next_source: torch.Tensor
+    next_gap: torch.Tensor
     unpack: torch.Tensor
+
+    @property
+    def row(self) -> torch.Tensor:
+        """Row of each slot, counting a filler row."""
+        return self.run_row.index_select(0, self.run)
+
+    @property
+    def position(self) -> torch.Tensor:
+        """Position of each slot inside its padded row."""
+        return _spread(self.run_offset, self.run)
 
 
 def build_slots(table: RowTable, settings: PackingSettings, positions: torch.Tensor | None) -> SlotTable:
@@ -81,66 +104,79 @@ def build_slots(table: RowTable, settings: PackingSettings, positions: torch.Ten
         settings: parallel setup; decides which slots are this rank's.
         positions: where real tokens lie in a dense source, None when they lie one after the other.
     """
-    row, position = _local_slots(table, settings)
-    length = table.lengths[row]
-    stream = (table.ends - table.lengths)[row] + position
-    valid = position < length
-    next_valid = position + 1 < length
+    local_tokens = table.total_tokens // settings.cp_size
+    row, begin, count = _local_runs(table, settings)
+    run_offset = begin - _starts(count)
+    run = torch.repeat_interleave(count, output_size=local_tokens)
+    stream = _spread(run_offset + table.starts.index_select(0, row), run)
+    following = stream + 1
+    end = table.ends.index_select(0, row).index_select(0, run)
+    gap, next_gap = stream >= end, following >= end
     return SlotTable(
-        row=row,
-        position=position,
-        valid=valid,
-        source=_element(stream, valid, positions),
-        next_valid=next_valid,
-        next_source=_element(stream + 1, next_valid, positions),
-        unpack=unpack_index(table, settings),
+        run=run,
+        run_row=row,
+        run_offset=run_offset,
+        source=_element(stream, table.tokens, positions),
+        gap=gap,
+        next_source=_element(following, table.tokens, positions),
+        next_gap=next_gap,
+        unpack=_unpack_index(table, settings),
     )
 
 
-def unpack_index(table: RowTable, settings: PackingSettings) -> torch.Tensor:
-    """For each real token of the batch, its slot in the shards of all ranks laid one after the other."""
-    token = torch.arange(table.tokens, device=table.ends.device)
-    row = torch.searchsorted(table.ends, token, right=True)
-    position = token - (table.ends - table.lengths)[row]
-    slot = table.padded_starts[row] + position
-    if settings.cp_size == 1 or settings.cp_layout == "contiguous":
-        return slot
-    half = (table.padded_lengths // (2 * settings.cp_size))[row]
-    chunk = position // half
-    mirrored = chunk >= settings.cp_size
-    rank = torch.where(mirrored, 2 * settings.cp_size - 1 - chunk, chunk)
-    local_start = (table.padded_starts // settings.cp_size)[row]
-    local_slot = local_start + position - chunk * half + mirrored * half
-    return rank * (table.total_tokens // settings.cp_size) + local_slot
-
-
-def gather_slots(flat: torch.Tensor, index: torch.Tensor, valid: torch.Tensor, pad_value: float) -> torch.Tensor:
-    """Take one element for each slot, ``[1, slots, ...]``; slots that are not valid hold ``pad_value``."""
+def gather_slots(flat: torch.Tensor, index: torch.Tensor, gap: torch.Tensor, pad_value: float) -> torch.Tensor:
+    """Take one element for each slot, ``[1, slots, ...]``; gaps hold ``pad_value``."""
     if flat.shape[0] == 0:  # nothing to point at; appending keeps the graph, so a backward over this batch works
         flat = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
     taken = flat.index_select(0, index)
-    gap = valid.logical_not().reshape(-1, *(1,) * (taken.dim() - 1))
-    return taken.masked_fill(gap, pad_value).unsqueeze(0)
+    return taken.masked_fill_(gap.reshape(-1, *(1,) * (taken.dim() - 1)), pad_value).unsqueeze(0)
 
 
-def _local_slots(table: RowTable, settings: PackingSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and position inside the row of each slot of this rank."""
+def _local_runs(table: RowTable, settings: PackingSettings) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs of this rank in order: row, position of the first slot inside its row, number of slots."""
     cp_size, cp_rank = settings.cp_size, settings.cp_rank
-    local_tokens = table.total_tokens // cp_size
-    slot = torch.arange(local_tokens, device=table.ends.device)
+    row = torch.arange(table.lengths.shape[0], dtype=torch.int32, device=table.lengths.device)
+    if cp_size == 1:
+        return row, torch.zeros_like(row), table.padded_lengths
+    if settings.cp_layout == "contiguous":
+        slab = table.total_tokens // cp_size
+        begin = table.padded_starts.clamp(slab * cp_rank, slab * (cp_rank + 1))
+        end = table.padded_ends.clamp(slab * cp_rank, slab * (cp_rank + 1))
+        return row, begin - table.padded_starts, end - begin
+    half = table.padded_lengths // (2 * cp_size)
+    begin = torch.stack([half * cp_rank, half * (2 * cp_size - 1 - cp_rank)], dim=1)
+    return row.repeat_interleave(2, output_size=2 * row.shape[0]), begin.reshape(-1), half.repeat_interleave(2)
+
+
+def _unpack_index(table: RowTable, settings: PackingSettings) -> torch.Tensor:
+    """For each real token of the batch, its slot in the shards of all ranks laid one after the other."""
+    cp_size = settings.cp_size
     if cp_size == 1 or settings.cp_layout == "contiguous":
-        slot = slot + cp_rank * local_tokens
-        row = torch.searchsorted(table.padded_ends, slot, right=True)
-        return row, slot - table.padded_starts[row]
-    row = torch.searchsorted(table.padded_ends // cp_size, slot, right=True)
-    offset = slot - (table.padded_starts // cp_size)[row]
-    half = (table.padded_lengths // (2 * cp_size))[row]
-    mirrored = offset >= half
-    chunk = torch.where(mirrored, 2 * cp_size - 1 - cp_rank, cp_rank)
-    return row, chunk * half + offset - mirrored * half
+        first, count = table.padded_starts, table.lengths
+    else:
+        half = (table.padded_lengths // (2 * cp_size)).unsqueeze(1)
+        chunk = torch.arange(2 * cp_size, dtype=torch.int32, device=half.device)
+        owner = torch.minimum(chunk, 2 * cp_size - 1 - chunk)
+        local_start = (table.padded_starts // cp_size).unsqueeze(1)
+        first = owner * (table.total_tokens // cp_size) + local_start + (chunk >= cp_size) * half
+        count = (table.lengths.unsqueeze(1) - chunk * half).clamp(min=0).minimum(half)
+        first, count = first.reshape(-1), count.reshape(-1)
+    run = torch.repeat_interleave(count, output_size=table.tokens)
+    return _spread(first - _starts(count), run)
 
 
-def _element(stream: torch.Tensor, valid: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """Stream index to source element; slots that are not valid point at the first element and are masked later."""
-    index = torch.where(valid, stream, 0)
-    return index if positions is None or positions.shape[0] == 0 else positions[index]
+def _starts(count: torch.Tensor) -> torch.Tensor:
+    """Where each run starts when runs follow one another."""
+    return count.cumsum(dim=0, dtype=torch.int32) - count
+
+
+def _spread(offset: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
+    """Each slot's own number plus the offset of its run."""
+    slots = torch.arange(run.shape[0], dtype=torch.int32, device=run.device)
+    return slots.add_(offset.index_select(0, run))
+
+
+def _element(stream: torch.Tensor, tokens: int, positions: torch.Tensor | None) -> torch.Tensor:
+    """Stream index to source element; gaps may point beyond the stream and are brought back into it."""
+    index = stream.clamp(max=max(tokens - 1, 0))
+    return index if positions is None or tokens == 0 else positions.index_select(0, index)
