@@ -111,6 +111,9 @@ def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
         passed = {keyword.arg: text(keyword.value) for keyword in head.handover.keywords}
         if passed.get(HOOK) != HOOK:
             call = None
+    conditions = _conditions(head.function.node, call) if head.function is not None and call is not None else None
+    if conditions is not None and {"False", "None", "0"} & set(conditions):
+        call = conditions = None
     status = "absent" if not accepted else ("called" if call is not None else "accepted and ignored")
     yield Item(f"{prefix}.hook", Direction.CALLED_BY, status, _where(head.forward.path, head.forward.node))
     arguments: Json = None
@@ -123,6 +126,17 @@ def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
         returned = _returned(head.function.node, call)
     yield Item(f"{prefix}.hook.arguments", Direction.CALLED_BY, arguments, where)
     yield Item(f"{prefix}.hook.result", Direction.CALLED_BY, returned, where)
+    yield Item(f"{prefix}.hook.conditions", Direction.CALLED_BY, conditions if accepted else None, where)
+
+
+def _conditions(function: ast.FunctionDef, call: ast.Call) -> tuple[str, ...]:
+    """The conditions under which a call is made."""
+    holders = [
+        guards
+        for statement, guards in walk_guarded(function.body)
+        if not isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try) and call in ast.walk(statement)
+    ]
+    return holders[0] if holders else ()
 
 
 def _returned(function: ast.FunctionDef, call: ast.Call) -> str:
@@ -217,7 +231,7 @@ def _call_value(function: ast.FunctionDef, heads: list[ast.Call], loss: ast.Call
             target = first.elts[0] if isinstance(first, ast.Tuple) and first.elts else first
             if text(target) == wanted and not any(text(argument) == wanted for argument in statement.value.args):
                 producer = text(statement.value.func)
-    return {"callee": producer, "arguments": {}}
+    return {"callee": producer, "arguments": None}
 
 
 def _callees(index: ModuleIndex, model: ClassRef, operations: list[Operation]) -> dict[str, Json]:

@@ -26,6 +26,8 @@ PLANTED = [
     ("hook-absent", [(", output_processor=None, output_processor_context=None):\n        hidden", "):\n        hidden")]),
     ("hook-ignored", [(HOOK, "            return dict(\n")]),
     ("hook-ignored", [("output_processor=output_processor, output_processor_context=", "output_processor_context=")]),
+    ("hook-ignored", [DEAD_HOOK]),
+    ("hook-conditional", [("if output_processor is not None:", "if output_processor is not None and self.training:")]),
     ("hook-keyword-missing", [("labels=labels, context=output", "context=output")]),
     ("hook-keyword-missing", [("scale_logits=self._scale_logits, ", "")]),
     ("hook-keyword-missing", [("                scale_logits=self._scale_logits", "                scale=self._scale_logits")]),
@@ -127,7 +129,7 @@ def test_going_back_is_told_as_fixed():
 @pytest.mark.parametrize(
     ("edits", "modes"),
     [
-        ([DEAD_HOOK], {"gpt": "hook"}),  # conditions are not evaluated: what the source shows counts
+        ([DEAD_HOOK], {"gpt": "legacy"}),
         ([(HOOK, "            return dict(\n")], {"gpt": "legacy"}),
         ([("class GPTModel(", "class GPT(")], {}),
         ([("def _postprocess(", "def _finish("), (HOOK, "            return dict(\n")], {"gpt": None}),
