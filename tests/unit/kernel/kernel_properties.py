@@ -165,8 +165,11 @@ def expect(case: Case, inputs: Inputs) -> Expected:
     log_probs = torch.where(ignored, 0.0, log_p.gather(1, torch.where(ignored, 0, labels)[:, None])[:, 0])
     entropy = torch.where(ignored, 0.0, -(log_p.exp() * log_p).sum(-1))
     total = sum(
-        ((o * g.reshape(-1).double()).sum() for o, g in zip((log_probs, entropy), inputs.upstream, strict=True)
-         if g is not None),
+        (
+            (o * g.reshape(-1).double()).sum()
+            for o, g in zip((log_probs, entropy), inputs.upstream, strict=True)
+            if g is not None
+        ),
         torch.zeros((), dtype=torch.float64, device=raw.device) * raw.sum(),
     )
     (dlogits,) = torch.autograd.grad(total, raw)
@@ -247,7 +250,7 @@ def _within(got, want, bound, half, underflow) -> None:
 
 def cases(dtypes, *, max_tokens: int, max_width: int, max_rows: int) -> st.SearchStrategy[Case]:
     """Calls of every kind: sizes on and off tile edges, all options, all layouts."""
-    edges = [n for n in (0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 512, 513)]
+    edges = (0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 512, 513)
     kinds = st.sampled_from(["random", "random", "strided", "stride 0", "zero", "none"])
 
     def size(low: int, high: int) -> st.SearchStrategy[int]:
