@@ -30,6 +30,10 @@ from mcore_compat.verdicts import ExitCode, exit_code
 __all__ = ["app", "main"]
 
 _PLAIN_WIDTH = 180
+_COPIES = (
+    "note: uv's cache and the environments lie on different filesystems, so every environment is a copy of about 5 GB; "
+    "name a folder beside the cache with --cells-dir"
+)
 
 app = typer.Typer(
     help="Proves a fused-forward implementation on every megatron-core.",
@@ -78,6 +82,8 @@ def run(
     signal.signal(signal.SIGTERM, _interrupt)
     console = _console()
     prepared = prepare(config, os.environ, dt.datetime.now(dt.UTC))
+    if not prepared.uv.shares_disk_with(config.cells):
+        console.print(_COPIES, markup=False)
     with display_for(console, len(prepared.cells)) as display:
         report = execute(prepared, display)
     prepared.folder.save_report(report)

@@ -95,6 +95,8 @@ def run_suite(
             "MCORE_COMPAT_CELL_OUT": str(out),
             "MCORE_COMPAT_CELL_ID": cell.id,
             "HYPOTHESIS_PROFILE": options.profile,
+            # Examples that failed once are kept with the cell and tried first by profiles that use a database.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(environment.home / "hypothesis"),
         }
         env = cell_environment(host, cell, home=environment.home, temporary=temporary, extra=extra)
         finished = run_logged(

@@ -96,6 +96,11 @@ class Uv:
             raise UvFailure(done.stderr or done.stdout)
         return done.stdout
 
+    def shares_disk_with(self, folder: Path) -> bool:
+        """Whether files can be linked from uv's cache into ``folder``; else every environment is a full copy."""
+        cache = Path(self.call(["cache", "dir"]).strip())
+        return _device(cache) == _device(folder)
+
     def interpreter(self, version: str) -> Path:
         """The installed interpreter of this minor version.
 
@@ -115,6 +120,11 @@ class Uv:
                 f"Install one, for example with `uv python install {version}` or the system's package manager.",
             ) from exc
         return Path(found.strip())
+
+
+def _device(path: Path) -> int:
+    """The filesystem of a path, or of the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists()).stat().st_dev
 
 
 def shortened(output: str, limit: int = 400) -> str:

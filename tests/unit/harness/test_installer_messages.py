@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_output_and_refusal(tmp_path):
     assert fake_uv(tmp_path, 'echo "$@"').call(["pip", "list"]) == "pip list\n"
     with pytest.raises(UvFailure, match="no"):
         fake_uv(tmp_path, "echo 'error: no' >&2; exit 2").call(["pip"])
+
+
+def test_links_need_one_filesystem(tmp_path):
+    uv = fake_uv(tmp_path, f"echo {tmp_path}/cache")
+    assert uv.shares_disk_with(tmp_path / "not" / "yet" / "there")
+    assert not uv.shares_disk_with(Path("/proc"))
 
 
 def test_a_missing_interpreter_is_named_with_a_remedy(tmp_path):
