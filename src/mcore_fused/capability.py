@@ -63,7 +63,8 @@ def proved_mode(model: nn.Module) -> Mode:
 def shows_hook(model: nn.Module) -> bool:
     """Run the model's forward with everything heavy stubbed out, and see whether the processor is called.
 
-    No collective runs, no parameter is read, no random number is drawn, and the instance is left as it was.
+    No collective and no hook runs, no parameter is read, no random number is drawn, and the instance is left as
+    it was.
 
     Raises:
         ModeError: the dry run ended in an unforeseen error.
@@ -113,6 +114,9 @@ def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor) -> Iterat
         def stub(owner: object, name: str, function: Callable[..., Any]) -> None:
             if isinstance(owner, nn.Module) and callable(getattr(owner, name, None)):
                 stack.enter_context(replaced(owner, name, function))
+                if name == "forward":
+                    # What torch calls in place of hooks and forward: nobody's hook may see a dry run.
+                    stack.enter_context(replaced(owner, "_compiled_call_impl", function))
 
         depths = int(getattr(model.config, "mtp_num_layers", None) or 0)
         columns = hidden.new_zeros(hidden.shape[0], hidden.shape[1], 1)

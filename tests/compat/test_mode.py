@@ -42,12 +42,17 @@ def test_mode_is_found_through_wrappers(subject, wrap):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_mode_probe_leaves_the_model_alone(subject, tied):
-    model = build(Shape(tied=tied))
+    model, called = build(Shape(tied=tied)), []
+    for module in (model.decoder, model.output_layer, model):
+        module.register_forward_hook(lambda *_: called.append(1))
+        module.register_forward_pre_hook(lambda *_: called.append(1))
+    model.output_layer._forward_hooks.clear()  # a forward hook on the head is refused
     before = [dict(vars(module)) for module in model.modules()]
     state = torch.get_rng_state()
     subject.mode(model)
     assert all(now == dict(vars(module)) for now, module in zip(before, model.modules(), strict=True))
     assert torch.equal(state, torch.get_rng_state())
+    assert not called
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
