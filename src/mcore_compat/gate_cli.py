@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mcore_compat.bisect_cli import bisect
 from mcore_compat.contract import cli as contract_cli
 from mcore_compat.gate import render
 from mcore_compat.gate.run import GateConfig, known_reports, read_sides, refuse_same, run_gate
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(contract_cli.app, name="contract")
     app.command()(releases_cli.releases)
     app.command()(gate)
+    app.command()(bisect)
 
 
 def gate(

@@ -1,0 +1,189 @@
+"""Bisect over releases and over commits: by source first, by running cells where a check is asked for."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mcore_compat.bisect.question import Question, answer, explained
+from mcore_compat.bisect.search import Found, NotBisectableError, first_bad
+from mcore_compat.contract.candidate import Candidate, CandidateKind
+from mcore_compat.contract.compare import Finding
+from mcore_compat.contract.git_source import commits_between, describe_commit, git, read_git, resolve_commit
+from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules import Rule
+from mcore_compat.contract.source import SourceError
+from mcore_compat.contract.surface import extract
+from mcore_compat.gate.cells import candidate_cell, nearest_release
+from mcore_compat.matrix import Cell, load_matrix
+from mcore_compat.plan import Selection
+from mcore_compat.progress import Display
+from mcore_compat.session import RunConfig, execute, prepare
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["Bisected", "bisect_commits", "bisect_releases", "check_runner", "upstream_change"]
+
+_MAX_DIFF_LINES = 60
+
+
+@dataclass(frozen=True)
+class Bisected:
+    """What was found.
+
+    Attributes:
+        found: the last good and the first bad one.
+        question: in words.
+        findings: what the rules say between the two.
+        changes: items that read otherwise, with both values.
+        source: description of the first bad commit, or None for releases.
+        diff: upstream's change of the file concerned, shortened, or None.
+    """
+
+    found: Found
+    question: str
+    findings: tuple[Finding, ...]
+    changes: tuple[tuple[str, object, object], ...]
+    source: str | None = None
+    diff: str | None = None
+
+
+def _changes(before: Contract, after: Contract, only: str | None) -> tuple[tuple[str, object, object], ...]:
+    ids = sorted(before.items.keys() | after.items.keys())
+    return tuple(
+        (item, before.value(item), after.value(item))
+        for item in ids
+        if before.value(item) != after.value(item) and (only is None or item == only or item.startswith(f"{only}."))
+    )
+
+
+def bisect_releases(
+    contracts: Mapping[str, Contract],
+    rules: Sequence[Rule],
+    question: Question,
+    good: str,
+    bad: str,
+    runner: Callable[[str], bool | None] | None = None,
+) -> Bisected:
+    """First bad release of those with a committed contract, oldest first from ``good`` to ``bad``.
+
+    Args:
+        contracts: by version, in order.
+        rules: the rules.
+        question: what is looked for; with a runner it only chooses what is explained.
+        good: version at one end.
+        bad: version at the other; may be the older one.
+        runner: judges a version by running it, in place of the contract.
+
+    Raises:
+        NotBisectableError: an end is unknown, or is not what it is said to be.
+    """
+    names = list(contracts)
+    for name in (good, bad):
+        if name not in names:
+            raise NotBisectableError(f"There is no committed contract of {name}.", f"There are: {', '.join(names)}.")
+    first, last = names.index(good), names.index(bad)
+    line = names[first : last + 1] if first <= last else names[last : first + 1][::-1]
+    judge = runner or (lambda name: answer(question, rules, contracts[good], contracts[name]))
+    found = first_bad(line, judge)
+    before, after = contracts[found.good], contracts[found.bad]
+    only = question.name if question.kind == "item" else None
+    return Bisected(
+        found, question.describe(), explained(question, rules, before, after), _changes(before, after, only)
+    )
+
+
+def bisect_commits(
+    repository: Path,
+    rules: Sequence[Rule],
+    question: Question,
+    good: str,
+    bad: str,
+    on_step: Callable[[str], None] = lambda _: None,
+    runner: Callable[[str], bool | None] | None = None,
+) -> Bisected:
+    """First bad commit after ``good`` up to ``bad``, along first parents, of those that touch megatron/core.
+
+    A commit whose source does not parse cannot be judged, and is gone around.
+
+    Raises:
+        GitError: a ref is missing, or ``good`` is no ancestor of ``bad``.
+        NotBisectableError: an end is not what it is said to be.
+    """
+    start = resolve_commit(repository, good)
+    line = [start, *commits_between(repository, good, bad)]
+
+    @functools.cache
+    def contract_of(commit: str) -> Contract:
+        return extract(read_git(repository, commit), commit[:12])
+
+    def judge(commit: str) -> bool | None:
+        on_step(describe_commit(repository, commit))
+        if runner is not None:
+            return runner(commit)
+        try:
+            return answer(question, rules, contract_of(start), contract_of(commit))
+        except SourceError:
+            return None
+
+    found = first_bad(line, judge)
+    before, after = contract_of(found.good), contract_of(found.bad)
+    findings = explained(question, rules, before, after)
+    only = question.name if question.kind == "item" else None
+    changes = _changes(before, after, only)
+    places = [f.where for f in findings] + [after.items[i].where for i, *_ in changes if i in after.items]
+    path = next((place.partition(":")[0] for place in places if place), None)
+    return Bisected(
+        found,
+        question.describe(),
+        findings,
+        changes,
+        describe_commit(repository, found.bad),
+        upstream_change(repository, found.bad, path) if path else None,
+    )
+
+
+def upstream_change(repository: Path, commit: str, path: str) -> str:
+    """The commit's diff of one file, shortened with a count of what was cut."""
+    text = git(
+        repository, ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U1", f"{commit}^", commit, "--", path]
+    )
+    lines = text.decode(errors="replace").splitlines()
+    shown = lines[:_MAX_DIFF_LINES]
+    if len(lines) > len(shown):
+        shown.append(f"… {len(lines) - len(shown)} more lines of the diff")
+    return "\n".join(shown)
+
+
+def check_runner(
+    config: RunConfig,
+    check: str,
+    candidate_of: Callable[[str], tuple[Candidate, Contract]],
+    contracts: Mapping[str, Contract],
+    display: Display,
+    host: Mapping[str, str],
+) -> Callable[[str], bool | None]:
+    """A judge by running: True where the check fails in the candidate's cell, None where it did not run."""
+    matrix = load_matrix(config.root / "compat_matrix" / "matrix.toml")
+
+    def judge(name: str) -> bool | None:
+        candidate, contract = candidate_of(name)
+        cell: Cell = candidate_cell(candidate, contract, matrix, nearest_release(contract, contracts))
+        if candidate.kind is CandidateKind.GIT:
+            cell = cell.model_copy(update={"id": f"candidate-{name[:12]}"})
+        base = prepare(
+            replace(config, selection=Selection(patterns=(matrix.cells[-1].id,))), host, dt.datetime.now(dt.UTC)
+        )
+        plan = base.plan.model_copy(update={"planned": (cell.id,)})
+        known = base.matrix.model_copy(update={"cells": (*base.matrix.cells, cell)})
+        interpreters = {cell.python: base.uv.interpreter(cell.python)}
+        prepared = replace(base, cells=(cell,), plan=plan, matrix=known, interpreters=interpreters)
+        result = execute(prepared, display).cells[0]
+        if result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE}:
+            return None
+        outcome = next((r.outcome for r in result.results if r.check == check), None)
+        return None if outcome in {None, "skipped"} else outcome == "failed"
+
+    return judge
