@@ -124,6 +124,9 @@ def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor) -> Iterat
         stub(getattr(model, "mtp", None), "forward", lambda *_, **__: hidden.repeat(1 + depths, 1, 1))
         stub(layer, "forward", lambda *_, **__: (columns, None))
         stub(model, "compute_language_model_loss", lambda labels, _: labels.new_zeros(labels.shape, dtype=hidden.dtype))
+        # Rotary tables only go to the stubbed decoder; made for one token they cannot be cut over context parallelism.
+        yarn = getattr(model, "position_embedding_type", None) == "yarn"
+        stub(getattr(model, "rotary_pos_emb", None), "forward", lambda *_, **__: (None, 1.0) if yarn else None)
         # Stateful bookkeeping of activation offloading (0.16) and paged stash (0.18) must not see a dry run.
         stub(model, "preprocess_for_fine_grained_offloading", lambda *_, **__: None)
         stub(model, "preprocess_for_paged_stash", lambda *_, **__: None)

@@ -81,3 +81,21 @@ def jagged_step(shape, lengths, temperatures, options):
     sum((weight * value).sum() for weight, value in zip(weights(sum(lengths)), values, strict=True)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return [value.detach() for value in values], gradients
+
+
+def contiguous_round_trip(lengths):
+    """Pack on this rank, gather, unpack; and what this release's PackedSeqParams says to the layout."""
+    from mcore_fused.errors import UnsupportedConfigError
+    from mcore_fused.packing import PackingLayout, packed_seq_params, parallel_groups
+
+    groups = parallel_groups()
+    layout = PackingLayout.from_lengths(
+        lengths, cp_size=groups.cp_size, cp_rank=groups.cp_rank, cp_layout="contiguous", device=DEVICE
+    )
+    packed = layout.pack(torch.arange(1, sum(lengths) + 1, device=DEVICE))
+    values = layout.unpack(packed, groups.cp_group).values()
+    try:
+        packed_seq_params(layout, groups)
+    except UnsupportedConfigError as refusal:
+        return values, str(refusal)
+    return values, None
