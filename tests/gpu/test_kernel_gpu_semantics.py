@@ -8,10 +8,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "kernel"))
-pytest.register_assert_rewrite("kernel_properties", "test_kernel_semantics")
+pytest.register_assert_rewrite("kernel_properties", "test_kernel_semantics", "test_kernel_policy_loss")
 
 from kernel_lane import Lane  # noqa: E402
 from kernel_properties import Case, cases, check  # noqa: E402
+from test_kernel_policy_loss import *  # noqa: E402, F403  (the tests themselves)
 from test_kernel_semantics import *  # noqa: E402, F403  (the tests themselves)
 
 from mcore_fused.kernel import hopper_gate, kernel_launches, launchers, operands  # noqa: E402

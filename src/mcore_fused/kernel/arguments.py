@@ -32,7 +32,7 @@ class Call:
         hidden: ``[N, H]`` in the common dtype; a view of the caller's where its strides allow one.
         weight: ``[V, H]`` in the common dtype.
         labels: ``[N]`` integers, contiguous.
-        logit_scale: scale / temperature, a number or a fp32 (fp64 for float64 inputs) tensor ``[N]``; never negative.
+        logit_scale: scale / temperature, a number or a fp32 (fp64 for float64 inputs) tensor ``[N]``; above 0.
         shape: the labels' shape, which the outputs get.
         ignore_index: the label that means "no token here".
         vocab_size: real rows of the *global* vocabulary, or None for all.
@@ -103,6 +103,8 @@ def normalise_call(
         flat_labels = flat_labels.to(torch.int64)
     if factor < 0:  # the running maximum is taken before the multiplication, which needs a factor >= 0
         rows, factor = -rows, -factor
+    if factor == 0:  # all logits 0; as a factor it would meet the -inf of masked columns
+        rows, factor = rows * 0.0, 1.0
     logit_scale = _logit_scale(temperature, factor, flat_labels, labels.shape, ignore_index, dtype, check_values)
     return Call(
         rows,

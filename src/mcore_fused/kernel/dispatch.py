@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from mcore_fused.errors import CallArgumentError
 from mcore_fused.kernel.arguments import Call
 from mcore_fused.kernel.devices import device_traits, triton_installed
 
-__all__ = ["choose_path"]
+__all__ = ["backend_module", "choose_path"]
 
 
 def choose_path(call: Call, backend: str) -> str:
@@ -39,3 +41,14 @@ def _obstacle(call: Call) -> str | None:
             return "on a CPU Triton needs its interpreter (TRITON_INTERPRET=1)"
         return f"{call.hidden.device} is not a CUDA device of compute capability 8.0 or newer"
     return None
+
+
+def backend_module(path: str) -> ModuleType:
+    """The module that computes: imported on first use, so that a host without Triton can use the other."""
+    if path == "torch":
+        from mcore_fused.kernel import torch_backend
+
+        return torch_backend
+    from mcore_fused.kernel import triton_backend
+
+    return triton_backend

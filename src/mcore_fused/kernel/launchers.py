@@ -48,7 +48,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class RowState:
-    """What a backward needs of each row, base 2: labels (local), lse, entropy, the label's logit. All ``[N]``."""
+    """What a backward needs of each row, base 2: labels (local), lse, entropy; the label's raw logit. All ``[N]``."""
 
     labels: Tensor
     lse: Tensor
@@ -266,7 +266,7 @@ def dlogits(operands: Operands, rows: RowState, coefficients: Tensor, out: Tenso
         )
     else:
         _plain_dlogits(operands, coefficients, out, first, end)
-    _label_column(out, rows, coefficients, first)
+    _label_column(operands, out, rows, coefficients, first)
 
 
 def _plain_dlogits(operands: Operands, coefficients: Tensor, out: Tensor, first: int, end: int) -> None:
@@ -306,7 +306,7 @@ def _plain_dlogits(operands: Operands, coefficients: Tensor, out: Tensor, first:
     )
 
 
-def kept_to_dlogits(kept: Kept, rows: RowState, coefficients: Tensor) -> None:
+def kept_to_dlogits(operands: Operands, kept: Kept, rows: RowState, coefficients: Tensor) -> None:
     """Turn kept exponentials into the gradient of their logits, in place."""
     tokens, columns = kept.p.shape
     block_rows, block_columns = 16, min(kept.width, 256)
@@ -323,12 +323,25 @@ def kept_to_dlogits(kept: Kept, rows: RowState, coefficients: Tensor) -> None:
         APPROXIMATE=kept.p.is_cuda and kept.p.dtype != torch.float32,
         num_warps=4,
     )
-    _label_column(kept.p, rows, coefficients, 0)
+    _label_column(operands, kept.p, rows, coefficients, 0)
 
 
-def _label_column(out: Tensor, rows: RowState, coefficients: Tensor, first: int) -> None:
+def _label_column(operands: Operands, out: Tensor, rows: RowState, coefficients: Tensor, first: int) -> None:
     tokens, columns = out.shape
+    row_scale, scale = _scale_arguments(operands)
     block = 128
     label_kernel[(ceil_div(tokens, block),)](
-        out, out.stride(0), rows.labels, coefficients, rows.target, tokens, first, columns, BLOCK=block, num_warps=4
+        out,
+        out.stride(0),
+        rows.labels,
+        coefficients,
+        rows.target,
+        row_scale,
+        scale,
+        tokens,
+        first,
+        columns,
+        BLOCK=block,
+        PER_ROW=operands.row_scale is not None,
+        num_warps=4,
     )

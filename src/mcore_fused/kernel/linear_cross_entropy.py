@@ -15,9 +15,8 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from mcore_fused.errors import CallArgumentError
-from mcore_fused.kernel import torch_backend
 from mcore_fused.kernel.arguments import BACKENDS, REDUCTIONS, normalise_call
-from mcore_fused.kernel.dispatch import choose_path
+from mcore_fused.kernel.dispatch import backend_module, choose_path
 from mcore_fused.kernel.launches import record_launch
 from mcore_fused.kernel.problem import Problem, ieee_fp32_products
 from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES
@@ -168,7 +167,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: float | Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
-        backend = _backend(plan.path)
+        backend = backend_module(plan.path)
         with torch.autocast(hidden.device.type, enabled=False), ieee_fp32_products():
             shard = exchange_shard_sizes(weight.shape[0], plan.group, hidden.device)
             if plan.check_labels:
@@ -180,9 +179,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 problem, lambda: shard.local_labels(labels, plan.ignore_index, real_rows), plan.keep_bytes
             )
         record_launch(outcome.path, interpreted=hidden.device.type == "cpu" and outcome.path != "torch")
-        scale = (logit_scale,) if isinstance(logit_scale, Tensor) else ()
-        ctx.save_for_backward(hidden, weight, outcome.labels, *outcome.rows, *scale)
-        ctx.plan, ctx.real_rows, ctx.logit_scale = plan, real_rows, None if scale else logit_scale
+        per_row = isinstance(logit_scale, Tensor)
+        ctx.save_for_backward(hidden, weight, outcome.labels, logit_scale if per_row else None, *outcome.rows)
+        ctx.plan, ctx.real_rows, ctx.logit_scale = plan, real_rows, None if per_row else logit_scale
         ctx.kept = outcome.kept
         ctx.set_materialize_grads(False)
         return outcome.log_probs, outcome.entropy
@@ -190,19 +189,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, first, second, third, *scale = ctx.saved_tensors
+        hidden, weight, labels, row_scale, *rows = ctx.saved_tensors
         plan: _Plan = ctx.plan
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         kept, ctx.kept = ctx.kept, None  # consumed in place; a second backward recomputes
-        problem = Problem(
-            hidden, weight, scale[0] if scale else ctx.logit_scale, ctx.real_rows, plan.ignore_index, plan.group
-        )
+        logit_scale = ctx.logit_scale if row_scale is None else row_scale
+        problem = Problem(hidden, weight, logit_scale, ctx.real_rows, plan.ignore_index, plan.group)
         group = plan.group if plan.reduce_hidden_grad else None
         with torch.autocast(hidden.device.type, enabled=False), ieee_fp32_products():
-            grad_hidden, grad_weight = _backend(plan.path).gradients(
+            grad_hidden, grad_weight = backend_module(plan.path).gradients(
                 problem,
                 labels,
-                (first, second, third),
+                tuple(rows),
                 kept,
                 (grad_log_probs, grad_entropy),
                 need_hidden=need_hidden,
@@ -211,15 +209,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 workspace_bytes=plan.workspace_bytes,
             )
         return grad_hidden, grad_weight, None, None, None
-
-
-def _backend(path: str) -> Any:
-    """The module that computes: imported on first use, so that a host without Triton can use the other."""
-    if path == "torch":
-        return torch_backend
-    from mcore_fused.kernel import triton_backend
-
-    return triton_backend
 
 
 def _refuse_bad_labels(labels: Tensor, ignore_index: int, vocabulary: int) -> None:

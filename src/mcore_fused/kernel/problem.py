@@ -45,7 +45,7 @@ class Outcome:
         log_probs: ``[N]``.
         entropy: ``[N]``.
         labels: ``[N]``, as local rows of this shard.
-        rows: three tensors ``[N]`` that the same backend's backward needs.
+        rows: tensors ``[N]`` that the same backend's backward needs.
         path: what ran: "torch", "triton" or "gluon".
         kept: exponentials kept for the backward, or None. A backward consumes them.
     """
@@ -53,7 +53,7 @@ class Outcome:
     log_probs: Tensor
     entropy: Tensor
     labels: Tensor
-    rows: tuple[Tensor, Tensor, Tensor]
+    rows: tuple[Tensor, ...]
     path: str
     kept: object | None = field(default=None, repr=False)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-__all__ = ["accumulate_product", "product"]
+__all__ = ["accumulate_product", "product", "product_into"]
 
 
 @functools.cache
@@ -32,3 +32,18 @@ def accumulate_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and _has_out_dtype():
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     return total.add_(product(a, b, wide=True))
+
+
+def product_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    """``out = a @ b``, or ``out += a @ b``; ``out`` has the operands' dtype, or fp32."""
+    if out.dtype != a.dtype:
+        if add:
+            accumulate_product(out, a, b)
+        elif a.is_cuda and _has_out_dtype():
+            torch.mm(a, b, out_dtype=torch.float32, out=out)
+        else:
+            out.copy_(product(a, b, wide=True))
+    elif add:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)

@@ -19,6 +19,7 @@ __all__ = [
     "kept_columns",
     "plan_chunks",
     "split_count",
+    "token_chunks",
 ]
 
 # Row blocks that run side by side and share a weight tile in L2; 8, 16 and 32 measured equal, 4 slower.
@@ -32,6 +33,8 @@ DEFAULT_WORKSPACE_BYTES = 600 << 20
 _SMALLEST_KEPT_PART = 0.2
 # Chunk starts and row strides stay multiples of this, so that TMA and cuBLAS see aligned rows.
 _COLUMN_STEP = 256
+# Token chunks of the folded loss: one row block of the main kernels.
+TOKEN_STEP = 128
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,20 @@ def plan_chunks(
     widest = max(_COLUMN_STEP, reusable // _COLUMN_STEP * _COLUMN_STEP, affordable // _COLUMN_STEP * _COLUMN_STEP)
     columns = _step_up(ceil_div(left, ceil_div(left, widest)))
     ranges = tuple((a, min(a + columns, rows)) for a in range(first, rows, columns))
-    return Chunks(ranges, columns, accumulate=True)
+    return Chunks(ranges, columns, accumulate=first > 0 or len(ranges) > 1)
+
+
+def token_chunks(tokens: int, rows: int, itemsize: int, logits_bytes: int) -> list[tuple[int, int]]:
+    """Token ranges whose exponentials fit ``logits_bytes``, the fewest, about equal, in steps of 128 rows.
+
+    At least one range (an empty one for no tokens); at least 128 tokens each, whatever the budget.
+    """
+    step = TOKEN_STEP
+    token_bytes = max(1, rows * itemsize + ceil_div(rows, _COLUMN_STEP) * 4)
+    most = max(step, logits_bytes // token_bytes // step * step)
+    count = max(1, ceil_div(tokens, most))
+    width = max(step, ceil_div(ceil_div(tokens, count), step) * step)
+    return [(first, min(first + width, tokens)) for first in range(0, max(1, tokens), width)]
 
 
 def _step_up(columns: int) -> int:

@@ -11,7 +11,7 @@ from mcore_fused.kernel import launchers
 from mcore_fused.kernel.launchers import Kept, RowState
 from mcore_fused.kernel.operands import Operands, prepare
 from mcore_fused.kernel.problem import Gradients, Outcome, Problem, ReduceHidden
-from mcore_fused.kernel.products import accumulate_product, product
+from mcore_fused.kernel.products import accumulate_product, product, product_into
 from mcore_fused.kernel.schedule import kept_columns, plan_chunks
 from mcore_fused.kernel.tensor_parallel import gather_statistics
 
@@ -41,7 +41,7 @@ def forward(problem: Problem, local_labels: Callable[[], Tensor], keep_bytes: in
 def gradients(
     problem: Problem,
     labels: Tensor,
-    saved: tuple[Tensor, Tensor, Tensor],
+    saved: tuple[Tensor, ...],
     kept: object | None,
     upstream: tuple[Tensor | None, Tensor | None],
     *,
@@ -49,20 +49,25 @@ def gradients(
     need_weight: bool,
     reduce_hidden: ReduceHidden,
     workspace_bytes: int,
+    weight_total: Tensor | None = None,
+    weight_grad_dtype: torch.dtype | None = None,
 ) -> Gradients:
     """Gradients of hidden and weight, one vocabulary chunk after the other.
 
-    The weight gradient of a chunk is written once; the hidden gradient accumulates in fp32. The last chunk's weight
+    The weight gradient of a chunk is written once (or added to ``weight_total``, which is then returned, where the
+    caller goes over the tokens in pieces); the hidden gradient accumulates in fp32. The last chunk's weight
     product runs while ``reduce_hidden`` sums the hidden gradient over the shards.
     """
     operands = prepare(problem)
     walk = _Backward(operands, labels, saved, upstream, need_hidden, need_weight, reduce_hidden)
+    if need_weight:
+        walk.prepare_weight(weight_total, weight_grad_dtype or operands.weight.dtype)
     if operands.tokens == 0 or not (need_hidden or need_weight):
         return walk.empty()
     assert kept is None or isinstance(kept, Kept)
     start = 0
     if kept is not None:
-        launchers.kept_to_dlogits(kept, walk.row_state, walk.coefficients)
+        launchers.kept_to_dlogits(operands, kept, walk.row_state, walk.coefficients)
         start = kept.columns
         walk.multiply(kept.p, 0, start, wide=start < operands.real_rows)
     width = operands.hidden.shape[1]
@@ -92,7 +97,7 @@ class _Backward:
         self,
         operands: Operands,
         labels: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor],
+        saved: tuple[Tensor, ...],
         upstream: tuple[Tensor | None, Tensor | None],
         need_hidden: bool,
         need_weight: bool,
@@ -107,9 +112,15 @@ class _Backward:
         self.grad_hidden: Tensor | None = None
         self.grad_weight: Tensor | None = None
         self.wait: Callable[[], None] | None = None
-        if need_weight:
-            self.grad_weight = torch.empty_like(operands.weight, memory_format=torch.contiguous_format)
-            self.grad_weight[operands.real_rows :].zero_()
+        self.add_weight = False
+
+    def prepare_weight(self, total: Tensor | None, dtype: torch.dtype) -> None:
+        """Write the weight gradient into a new tensor, or add it to ``total``."""
+        weight = self.operands.weight
+        self.add_weight = total is not None
+        self.grad_weight = torch.empty(weight.shape, dtype=dtype, device=weight.device) if total is None else total
+        if total is None:
+            self.grad_weight[self.operands.real_rows :].zero_()
 
     def multiply(self, dlogits: Tensor, first: int, end: int, *, wide: bool) -> None:
         operands = self.operands
@@ -123,7 +134,7 @@ class _Backward:
             if last:
                 self.wait = self.reduce_hidden(self.grad_hidden)
         if self.grad_weight is not None:
-            torch.mm(dlogits.t(), operands.hidden, out=self.grad_weight[first:end])
+            product_into(self.grad_weight[first:end], dlogits.t(), operands.hidden, add=self.add_weight)
 
     def finish(self) -> Gradients:
         if self.need_hidden and self.grad_hidden is None:  # this shard is all padding; the others wait for its sum
@@ -135,6 +146,6 @@ class _Backward:
         return hidden, self.grad_weight
 
     def empty(self) -> Gradients:
-        if self.grad_weight is not None:
+        if self.grad_weight is not None and not self.add_weight:
             self.grad_weight.zero_()
         return self.finish()

@@ -23,7 +23,7 @@ def coefficients_kernel(
     labels,
     lse2,
     entropy2,
-    target2,
+    target,
     g1,
     g2,
     g1_stride,
@@ -44,7 +44,7 @@ def coefficients_kernel(
     label = tl.load(labels + rows, mask=inside, other=ignore_index)
     lse = tl.load(lse2 + rows, mask=inside, other=float("inf"))
     e = tl.load(entropy2 + rows, mask=inside, other=0.0)
-    target = tl.load(target2 + rows, mask=inside, other=0.0)
+    raw = tl.load(target + rows, mask=inside, other=0.0)
     up1 = tl.zeros((BLOCK,), tl.float32)
     up2 = tl.zeros((BLOCK,), tl.float32)
     if HAS_G1:
@@ -59,7 +59,7 @@ def coefficients_kernel(
     b = -up2 * factor * _LN2
     a = tl.where(up2 == 0, 0.0, b * e) - g
     # a label outside the vocabulary (NaN target) passes its poison on where its log-prob is used; a NaN row always
-    poisoned = ((target != target) & (up1 != 0)) | (lse != lse)
+    poisoned = ((raw != raw) & (up1 != 0)) | (lse != lse)
     a = tl.where(poisoned, float("nan"), a)
     tl.store(out + rows, tl.where(dead, float("inf"), lse), mask=inside)
     tl.store(out + N + rows, tl.where(dead, 0.0, a), mask=inside)
@@ -135,7 +135,20 @@ def dlogits_kernel(
 
 
 @triton.jit(do_not_specialize=["N", "first", "columns", "out_stride"])
-def label_kernel(out, out_stride, labels, coefficients, target2, N, first, columns, BLOCK: tl.constexpr):
+def label_kernel(
+    out,
+    out_stride,
+    labels,
+    coefficients,
+    target,
+    row_scale,
+    scale,
+    N,
+    first,
+    columns,
+    BLOCK: tl.constexpr,
+    PER_ROW: tl.constexpr,
+):
     """The label's column of a chunk, rounded once: adding to the rounded value would lose g * (1 - p) near p = 1."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < N
@@ -144,7 +157,10 @@ def label_kernel(out, out_stride, labels, coefficients, target2, N, first, colum
     a = tl.load(coefficients + N + rows, mask=inside, other=0.0)
     b = tl.load(coefficients + 2 * N + rows, mask=inside, other=0.0)
     g = tl.load(coefficients + 3 * N + rows, mask=inside, other=0.0)
-    lp = tl.maximum(tl.load(target2 + rows, mask=inside, other=0.0) - lse, _FLOOR)
+    factor = tl.zeros((BLOCK,), tl.float32) + scale
+    if PER_ROW:
+        factor = tl.load(row_scale + rows, mask=inside, other=1.0)
+    lp = tl.maximum(tl.fma(tl.load(target + rows, mask=inside, other=0.0), factor, -lse), _FLOOR)
     p = tl.exp2(lp)
     # g * (1 - p) as such: as p * a + g it would be the difference of two rounded numbers where p is near 1
     d = g * (1.0 - p) + p * (a + g + b * lp)

@@ -147,7 +147,7 @@ def combine_kernel(
     entropy,
     lse2,
     entropy2,
-    target2,
+    target_out,
     N,
     V,
     H,
@@ -161,9 +161,9 @@ def combine_kernel(
 ):
     """Combine ``statistics[piece, 3 or 4, N]`` of disjoint vocabulary pieces.
 
-    DOT: the label's logit is computed here; otherwise it is the pieces' fourth number (NaN: this piece does not own
-    the label). FINAL: write the outputs and, in base 2, what the gradient needs; otherwise write ``merged[4, N]``
-    for the other ranks.
+    DOT: the label's raw logit (before scale and temperature) is computed here; otherwise it is the pieces' fourth
+    number (NaN: this piece does not own the label). FINAL: write the outputs and, in base 2, what the gradient needs;
+    otherwise write ``merged[4, N]`` for the other ranks.
     """
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < N
@@ -188,20 +188,21 @@ def combine_kernel(
             x = tl.load(h + rows.to(tl.int64)[:, None] * h_stride + columns[None, :], mask=mask, other=0.0)
             y = tl.load(w + label[:, None] * w_stride + columns[None, :], mask=mask, other=0.0)
             dot += x.to(tl.float32) * y.to(tl.float32)
-        factor = scale
-        if PER_ROW:
-            factor = tl.load(row_scale + rows, mask=inside, other=1.0)
-        target = tl.where(owned, tl.sum(dot, 1) * factor, float("nan"))
+        target = tl.where(owned, tl.sum(dot, 1), float("nan"))
     else:
         t = tl.load(at + 3 * N, mask=there, other=float("nan"))
         owned = tl.max((t == t).to(tl.int32), 0) > 0
         target = tl.where(owned, tl.sum(tl.where(t == t, t, 0.0), 0), float("nan"))
     if FINAL:
+        factor = tl.zeros((BR,), tl.float32) + scale
+        if PER_ROW:
+            factor = tl.load(row_scale + rows, mask=inside, other=1.0)
         ignored = label == ignore_index
         log_total = tl.log2(total)
         lse = base + log_total
         e = log_total - moment / total
-        lp = (target - lse) * _LN2
+        # the difference to base first, in one rounding: both may be large where the log-prob is not
+        lp = (tl.fma(target, factor, -base) - log_total) * _LN2
         # rounding can carry either output past its bound; the comparisons keep NaN
         lp = tl.where(lp > 0, 0.0, lp)
         e = tl.where(e < 0, 0.0, e)
@@ -209,7 +210,7 @@ def combine_kernel(
         tl.store(entropy + rows, tl.where(ignored, 0.0, e * _LN2), mask=inside)
         tl.store(lse2 + rows, tl.where(ignored, float("inf"), lse), mask=inside)
         tl.store(entropy2 + rows, tl.where(ignored, 0.0, e), mask=inside)
-        tl.store(target2 + rows, target, mask=inside)
+        tl.store(target_out + rows, target, mask=inside)
     else:
         tl.store(merged + rows, top, mask=inside)
         tl.store(merged + N + rows, total, mask=inside)

@@ -1,0 +1,349 @@
+"""A policy loss folded into the head: gradients are made in the forward, so nothing is computed twice.
+
+Where the framework computes its loss on the stage that holds the head, the upstream gradient of each token is known as
+soon as its log-prob and entropy are. Tokens are taken in chunks; a chunk's exponentials are kept, turned into dlogits
+in place and multiplied out before the next chunk starts. Compared with :func:`linear_cross_entropy` this saves the
+recomputation of the logits (a quarter of the arithmetic) *and* the memory of keeping them for all tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+from mcore_fused.errors import CallArgumentError, CallTypeError
+from mcore_fused.kernel.arguments import normalise_call
+from mcore_fused.kernel.dispatch import backend_module, choose_path
+from mcore_fused.kernel.launches import record_launch
+from mcore_fused.kernel.problem import Problem, ieee_fp32_products
+from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES, token_chunks
+from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, exchange_shard_sizes, start_all_reduce
+
+__all__ = ["PolicyLoss", "PolicyLossOutput", "fused_linear_policy_loss", "token_loss"]
+
+DEFAULT_LOGITS_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Which loss, per token: ``surrogate - entropy_coefficient * entropy + kl_coefficient * kl``.
+
+    Attributes:
+        kind: "policy_gradient" is ``-advantage * log_prob``. "ppo" is the clipped surrogate
+            ``-min(ratio * advantage, clip(ratio) * advantage)`` with ``ratio = exp(log_prob - old_log_prob)``; GRPO is
+            the same with advantages normalised over a group by the caller and ``kl="k3"``.
+        clip_low: the ratio is clipped at ``1 - clip_low``.
+        clip_high: the ratio is clipped at ``1 + clip_high``.
+        entropy_coefficient: weight of the entropy bonus.
+        kl_coefficient: weight of the divergence from the reference policy; not 0 needs ``ref_log_probs``.
+        kl: estimator of that divergence from one sample, with d = log_prob - ref_log_prob: "k1" is d, "k2" is d^2 / 2,
+            "k3" is exp(-d) - 1 + d.
+    """
+
+    kind: Literal["policy_gradient", "ppo"] = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    kl: Literal["k1", "k2", "k3"] = "k3"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("policy_gradient", "ppo"):
+            raise CallArgumentError(f"kind is {self.kind!r}", "choose 'policy_gradient' or 'ppo' (GRPO is 'ppo').")
+        if self.kl not in ("k1", "k2", "k3"):
+            raise CallArgumentError(f"kl is {self.kl!r}", "choose 'k1', 'k2' or 'k3'.")
+        for name in ("clip_low", "clip_high", "entropy_coefficient", "kl_coefficient"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or (name.startswith("clip") and value < 0):
+                raise CallArgumentError(f"{name} is {value}", "pass a finite number; clips are not negative.")
+
+
+@dataclass(frozen=True)
+class PolicyLossOutput:
+    """What a step needs, and what it wants to log.
+
+    Attributes:
+        loss: 0-dim fp32; the only one with a gradient, which can be taken once.
+        log_probs: labels' shape, fp32, detached; 0 at ignored tokens.
+        entropy: likewise.
+        mean_kl: 0-dim, mean of the estimator over the counted tokens (0 without a reference).
+        clip_fraction: 0-dim, part of the counted tokens whose surrogate is the clipped one.
+    """
+
+    loss: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+    mean_kl: Tensor
+    clip_fraction: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    path: str
+    policy: PolicyLoss
+    ignore_index: int
+    vocab_size: int | None
+    group: dist.ProcessGroup | None
+    reduce_hidden_grad: bool
+    denominator: float | None
+    logits_bytes: int
+    weight_grad_dtype: torch.dtype
+
+
+def token_loss(
+    policy: PolicyLoss,
+    log_probs: Tensor,
+    entropy: Tensor,
+    advantages: Tensor,
+    old_log_probs: Tensor | None,
+    ref_log_probs: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per token: the loss, the divergence estimate, and whether the clipped surrogate is the active one."""
+    if policy.kind == "policy_gradient":
+        surrogate, clipped = advantages * log_probs, torch.zeros_like(log_probs, dtype=torch.bool)
+    else:
+        assert old_log_probs is not None
+        ratio = torch.exp(log_probs - old_log_probs)
+        free = ratio * advantages
+        bound = ratio.clamp(1 - policy.clip_low, 1 + policy.clip_high) * advantages
+        surrogate, clipped = torch.minimum(free, bound), bound < free
+    loss = policy.entropy_coefficient * -entropy - surrogate
+    kl = torch.zeros_like(log_probs)
+    if ref_log_probs is not None:
+        d = log_probs - ref_log_probs
+        kl = d if policy.kl == "k1" else d * d / 2 if policy.kl == "k2" else torch.exp(-d) - 1 + d
+        loss = loss + policy.kl_coefficient * kl
+    return loss, kl, clipped
+
+
+def fused_linear_policy_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    advantages: Tensor,
+    policy: PolicyLoss,
+    *,
+    old_log_probs: Tensor | None = None,
+    ref_log_probs: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    tp_group: Any = None,
+    ignore_index: int = -100,
+    scale: float = 1.0,
+    vocab_size: int | None = None,
+    denominator: float | None = None,
+    logits_bytes: int = DEFAULT_LOGITS_BYTES,
+    weight_grad_dtype: torch.dtype | None = None,
+    reduce_hidden_grad: bool = True,
+    backend: str = "auto",
+) -> PolicyLossOutput:
+    """Policy loss of ``softmax(hidden @ weight.T * scale / temperature)``, gradients made in the forward.
+
+    Args:
+        hidden: as in :func:`linear_cross_entropy`, and so are ``weight``, ``labels``, ``temperature``, ``tp_group``,
+            ``ignore_index``, ``scale``, ``vocab_size``, ``reduce_hidden_grad`` and ``backend``.
+        weight: see there.
+        labels: see there; tokens that do not count hold ``ignore_index`` (this is the loss mask).
+        advantages: labels' shape; no gradient flows into it.
+        policy: which loss.
+        old_log_probs: labels' shape; needed by "ppo".
+        ref_log_probs: labels' shape; needed where ``kl_coefficient`` is not 0.
+        temperature: see there.
+        tp_group: see there.
+        ignore_index: see there.
+        scale: see there.
+        vocab_size: see there.
+        denominator: the sum of token losses is divided by it (gradient accumulation, sequence means); None divides by
+            the number of counted tokens of this call, without reading it on the host.
+        logits_bytes: memory for one chunk's exponentials, in the inputs' dtype. Larger chunks are faster.
+        weight_grad_dtype: the weight gradient is summed over the token chunks in this dtype and returned in the
+            weight's. None is the weight's own: no extra memory, one rounding a chunk. fp32 costs 4 bytes a weight.
+        reduce_hidden_grad: see there.
+        backend: see there.
+
+    Returns:
+        The loss and the detached values that are logged.
+
+    Raises:
+        CallArgumentError: shapes or values that fit nothing; a missing ``old_log_probs`` or ``ref_log_probs``.
+        CallTypeError: wrong types or dtypes.
+    """
+    group = active_group(tp_group)
+    call = normalise_call(
+        hidden,
+        weight,
+        labels,
+        temperature,
+        ignore_index=ignore_index,
+        scale=scale,
+        vocab_size=vocab_size,
+        logits_budget_bytes=logits_bytes,
+        workspace_bytes=DEFAULT_WORKSPACE_BYTES,
+        check_values=False,
+    )
+    tokens = _per_token(call.shape, advantages=advantages, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs)
+    if policy.kind == "ppo" and old_log_probs is None:
+        raise CallArgumentError("old_log_probs is missing", "'ppo' compares with the policy that sampled the tokens.")
+    if policy.kl_coefficient != 0 and ref_log_probs is None:
+        raise CallArgumentError("ref_log_probs is missing", "pass them, or set kl_coefficient to 0.")
+    if denominator is not None and not denominator > 0:
+        raise CallArgumentError(f"denominator is {denominator}", "pass a number above 0, or None for the mean.")
+    plan = _Plan(
+        path=choose_path(call, backend),
+        policy=policy,
+        ignore_index=call.ignore_index,
+        vocab_size=call.vocab_size,
+        group=group,
+        reduce_hidden_grad=reduce_hidden_grad,
+        denominator=denominator,
+        logits_bytes=logits_bytes,
+        weight_grad_dtype=call.weight.dtype if weight_grad_dtype is None else weight_grad_dtype,
+    )
+    need = torch.is_grad_enabled()
+    loss, log_probs, entropy, mean_kl, clip_fraction = _FoldedLoss.apply(
+        call.hidden, call.weight, call.labels, call.logit_scale, tokens, plan, need
+    )
+    return PolicyLossOutput(loss, log_probs.view(call.shape), entropy.view(call.shape), mean_kl, clip_fraction)
+
+
+def _per_token(shape: torch.Size, **tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise CallTypeError(f"{name} is not a floating-point tensor", "pass one value a token.")
+        if value.shape != shape:
+            raise CallArgumentError(
+                f"{name} has shape {list(value.shape)} and labels {list(shape)}", "give it the labels' shape."
+            )
+    return tuple(None if value is None else value.detach().reshape(-1) for value in tensors.values())
+
+
+class _FoldedLoss(torch.autograd.Function):
+    """Makes both gradients in forward; backward multiplies them by the upstream scalar, in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        logit_scale: float | Tensor,
+        tokens: tuple[Tensor | None, ...],
+        plan: _Plan,
+        need: bool,
+    ) -> tuple[Tensor, ...]:
+        needs = (need and hidden.requires_grad, need and weight.requires_grad)
+        with torch.autocast(hidden.device.type, enabled=False), ieee_fp32_products():
+            fold = _Fold(hidden.detach(), weight.detach(), labels, logit_scale, tokens, plan, needs)
+            outputs = fold.run()
+        ctx.gradients = (fold.grad_hidden, fold.grad_weight)
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise CallArgumentError(
+                "the folded loss was differentiated twice", "its gradients were consumed; call it again."
+            )
+        (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
+        if grad_loss is None:
+            return (None,) * 7
+        scaled = (None if g is None else g.mul_(grad_loss) for g in (grad_hidden, grad_weight))
+        return (*scaled, None, None, None, None, None)
+
+
+class _Fold:
+    """The walk over token chunks."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        logit_scale: float | Tensor,
+        tokens: tuple[Tensor | None, ...],
+        plan: _Plan,
+        needs: tuple[bool, bool],
+    ) -> None:
+        self.hidden, self.weight, self.labels, self.logit_scale = hidden, weight, labels, logit_scale
+        self.tokens, self.plan = tokens, plan
+        self.need_hidden, self.need_weight = needs
+        self.backend = backend_module(plan.path)
+        self.counted = labels != plan.ignore_index
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        count = self.counted.sum().to(exact)
+        self.share = 1 / count if plan.denominator is None else torch.full_like(count, 1 / plan.denominator)
+        self.count = count
+        self.grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs[0] else None
+        self.grad_weight: Tensor | None = None
+
+    def run(self) -> tuple[Tensor, ...]:
+        plan = self.plan
+        shard = exchange_shard_sizes(self.weight.shape[0], plan.group, self.hidden.device)
+        real_rows = shard.real_rows(plan.vocab_size)
+        pieces = token_chunks(self.hidden.shape[0], real_rows, self.hidden.element_size(), plan.logits_bytes)
+        done = [self._chunk(first, end, shard, real_rows) for first, end in pieces]
+        if self.grad_weight is not None:
+            self.grad_weight = self.grad_weight.to(self.weight.dtype)
+        log_probs, entropy, loss, kl, clipped = (torch.cat(column) for column in zip(*done, strict=True))
+        scale = self.share
+        return (loss.sum() * scale, log_probs, entropy, kl.sum() / self.count, clipped.sum() / self.count)
+
+    def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor, ...]:
+        plan = self.plan
+        scale = self.logit_scale[first:end] if isinstance(self.logit_scale, Tensor) else self.logit_scale
+        problem = Problem(self.hidden[first:end], self.weight, scale, real_rows, plan.ignore_index, plan.group)
+        wanted = self.need_hidden or self.need_weight
+        outcome = self.backend.forward(
+            problem,
+            lambda: shard.local_labels(self.labels[first:end], plan.ignore_index, real_rows),
+            # whatever the chunk needs: token_chunks has fitted it into the budget
+            1 << 62 if wanted else 0,
+        )
+        record_launch(outcome.path, interpreted=self.hidden.device.type == "cpu" and outcome.path != "torch")
+        counted = self.counted[first:end]
+        values = [None if value is None else value[first:end].to(outcome.entropy.dtype) for value in self.tokens]
+        log_probs, entropy = outcome.log_probs.detach(), outcome.entropy.detach()
+        with torch.enable_grad():
+            leaves = log_probs.clone().requires_grad_(), entropy.clone().requires_grad_()
+            loss, kl, clipped = token_loss(plan.policy, *leaves, *values)  # type: ignore[arg-type]
+            loss = torch.where(counted, loss, 0.0)
+            upstream = torch.autograd.grad((loss * self.share).sum(), leaves, allow_unused=True)
+        if wanted:
+            self._products(problem, outcome, upstream, first, end)
+        return (
+            log_probs,
+            entropy,
+            loss.detach(),
+            torch.where(counted, kl.detach(), 0.0),
+            (clipped & counted).to(loss.dtype),
+        )
+
+    def _products(
+        self, problem: Problem, outcome: Any, upstream: tuple[Tensor | None, ...], first: int, end: int
+    ) -> None:
+        group = self.plan.group if self.plan.reduce_hidden_grad else None
+        grad_hidden, self.grad_weight = self.backend.gradients(
+            problem,
+            outcome.labels,
+            outcome.rows,
+            outcome.kept,
+            upstream,
+            need_hidden=self.need_hidden,
+            need_weight=self.need_weight,
+            reduce_hidden=lambda value: start_all_reduce(value, group),
+            workspace_bytes=self.plan.logits_bytes,
+            weight_total=self.grad_weight,
+            weight_grad_dtype=self.plan.weight_grad_dtype,
+        )
+        if self.grad_hidden is not None:
+            self.grad_hidden[first:end] = grad_hidden
