@@ -22,6 +22,7 @@ from mcore_compat.links import broken_links
 from mcore_compat.matrix import MatrixFile, load_matrix
 from mcore_compat.plan import Selection, Shard, github_matrix, plan_cells
 from mcore_compat.progress import display_for
+from mcore_compat.render.formats import write_formats
 from mcore_compat.report import Report
 from mcore_compat.session import RunConfig, default_jobs, execute, prepare
 from mcore_compat.suitefacts import read_facts
@@ -88,6 +89,7 @@ def run(
         report = execute(prepared, display)
     prepared.folder.save_report(report)
     prepared.folder.save_text("report.md", render_markdown.render(report))
+    write_formats(prepared.folder.save_text, report, home / "compat_matrix")
     prepared.folder.publish()
     console.print(render_terminal.render(report))
     console.print(f"report: {_shown(config.reports / 'latest' / 'report.md')}", markup=False, highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,12 @@ from mcore_compat.gate.run import GateConfig, known_reports, read_sides, refuse_
 from mcore_compat.plan import Selection
 from mcore_compat.progress import display_for
 from mcore_compat.releases import cli as releases_cli
-from mcore_compat.releases import latest, load_releases, write_atomically
+from mcore_compat.releases import latest, load_releases
+from mcore_compat.render.annotations import render_annotations
+from mcore_compat.render.formats import write_formats
+from mcore_compat.scrub import Scrubber
 from mcore_compat.session import RunConfig
+from mcore_compat.store import RunFolder
 from mcore_compat.verdicts import exit_code
 
 __all__ = ["gate", "register"]
@@ -76,11 +81,22 @@ def gate(
     sides = read_sides(home, candidate, baseline, earlier)
     refuse_same(sides)
     console = Console()
-    with display_for(console, 2) as display:
-        judged, _ = run_gate(config, sides, display, os.environ, dt.datetime.now(dt.UTC))
-    folder = reports / judged.run_id
-    write_atomically(folder / "gate.json", judged.model_dump_json(indent=1) + "\n")
-    write_atomically(folder / "gate.md", render.markdown(judged))
-    typer.echo(render.text(judged, everything=everything), nl=False)
-    typer.echo(f"report: {folder.name}/gate.md")
+    judged, report = run_gate(
+        config, sides, lambda count: display_for(console, count), os.environ, dt.datetime.now(dt.UTC)
+    )
+    folder = RunFolder(reports / judged.run_id, _scrubber(config.run))
+    folder.save_text("gate.json", judged.model_dump_json(indent=1) + "\n")
+    folder.save_text("gate.md", render.markdown(judged))
+    if report is not None:
+        folder.save_report(report)
+        write_formats(folder.save_text, report, data, judged)
+    typer.echo(folder.scrubber.text(render.text(judged, everything=everything)), nl=False)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        typer.echo("\n".join(render_annotations(report, judged)))
+    typer.echo(f"report: {judged.run_id}/gate.md")
     raise typer.Exit(exit_code(judged.verdict))
+
+
+def _scrubber(run: RunConfig) -> Scrubber:
+    folders = {"reports": run.reports, "cells": run.cells, "root": run.root, "tmp": Path(tempfile.gettempdir())}
+    return Scrubber(folders | {"home": Path.home()})

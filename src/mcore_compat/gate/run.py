@@ -6,7 +6,8 @@ import datetime as dt
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from mcore_compat.report import CellResult, Report
 from mcore_compat.session import Prepared, RunConfig, execute, prepare
 from mcore_compat.store import new_run_id
 from mcore_compat.verdicts import Verdict
+
+type MakeDisplay = Callable[[int], AbstractContextManager[Display]]
 
 __all__ = ["GateConfig", "Sides", "read_sides", "run_gate", "static_findings"]
 
@@ -135,7 +138,7 @@ def _as_gate_finding(finding: Finding, outcomes: tuple[Outcome, Outcome] | None)
 
 
 def run_gate(
-    config: GateConfig, sides: Sides, display: Display, host: Mapping[str, str], now: dt.datetime
+    config: GateConfig, sides: Sides, display: MakeDisplay, host: Mapping[str, str], now: dt.datetime
 ) -> tuple[GateReport, Report | None]:
     """Judge the candidate against the baseline.
 
@@ -165,11 +168,12 @@ def run_gate(
             before, after = _cells(sides, nearest, lane)
             begun = time.monotonic()
             prepared = _prepared(config, sides, (before, after), host, now)
-            first = execute(prepared, display)
+            first = _executed(prepared, display)
             judged = {result.id: result for result in first.cells}
             paired = pair_cells(judged[before.id], judged[after.id]) if before.id != after.id else ()
             if config.rerun and any(f.state in {"new", "fixed"} for f in paired):
-                second = {r.id: r for r in execute(_prepared(config, sides, (before, after), host, now), display).cells}
+                again = _prepared(config, sides, (before, after), host, now)
+                second = {result.id: result for result in _executed(again, display).cells}
                 paired = pair_cells(judged[before.id], judged[after.id], (second[before.id], second[after.id]))
             tiers.append(Tier(name=lane, ran=True, seconds=round(time.monotonic() - begun, 1)))
             pairs += paired
@@ -200,6 +204,11 @@ def run_gate(
         subject=report.subject.model_dump() if report is not None else {},
     )
     return gate, report
+
+
+def _executed(run: Prepared, make: MakeDisplay) -> Report:
+    with make(len(run.cells)) as display:
+        return execute(run, display)
 
 
 def _cells(sides: Sides, nearest: str, lane: str) -> tuple[Cell, Cell]:

@@ -1,0 +1,1 @@
+"""Formats of one result model: HTML, SARIF, JUnit, GitHub annotations."""

@@ -1,0 +1,36 @@
+"""Write every format of a run into its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.gate.model import GateReport
+from mcore_compat.render.annotations import render_annotations
+from mcore_compat.render.junit import render_junit
+from mcore_compat.render.page import render_page
+from mcore_compat.render.sarif import render_sarif
+from mcore_compat.render.timeline import timeline
+from mcore_compat.report import Report
+
+__all__ = ["write_formats"]
+
+
+def write_formats(
+    save: Callable[[str, str], object], report: Report, data: Path, gate: GateReport | None = None
+) -> None:
+    """Render and save ``report.html``, ``junit.xml``, ``results.sarif`` and ``annotations.txt``.
+
+    Args:
+        save: writes a text under a name in the run's folder, whole or not at all, and takes absolute paths out.
+        report: the run.
+        data: ``compat_matrix``, for the timeline.
+        gate: the gate's report where there is one.
+    """
+    transitions = timeline(load_snapshots(data / "contracts"), load_rules(data / "rules"))
+    save("report.html", render_page(report, transitions, gate))
+    save("junit.xml", render_junit(report))
+    save("results.sarif", render_sarif(report, gate))
+    save("annotations.txt", "\n".join([*render_annotations(report, gate), ""]))
