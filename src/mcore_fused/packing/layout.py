@@ -256,7 +256,7 @@ class PackingLayout:
             return float(temperature)
         dtype = torch.promote_types(temperature.dtype, torch.float32)
         if not temperature.is_nested and temperature.dim() <= 1:
-            flat = self._per_row(temperature).to(dtype)
+            flat = self._per_row(temperature.to(self.device, dtype))
             index, real = self.slots.row, flat
         else:
             flat = self.container.flatten(temperature, "temperature").to(dtype)
@@ -293,7 +293,7 @@ class PackingLayout:
                 f"the layout is split over {self.settings.cp_size} ranks, the group is {size}.",
                 "pass the context-parallel group the layout was made for.",
             )
-        return self.unpack_ranks(gather_shards(self._slots_of(output), cp_group, self.settings.cp_rank))
+        return self._restore(gather_shards(self._slots_of(output), cp_group, self.settings.cp_rank))
 
     def unpack_ranks(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Like :meth:`unpack`, from the outputs of all ranks in order; needs no process group."""
@@ -301,7 +301,9 @@ class PackingLayout:
             raise PackingError(
                 f"{len(outputs)} outputs for {self.settings.cp_size} ranks.", "pass one output of every rank, in order."
             )
-        shards = [self._slots_of(output) for output in outputs]
+        return self._restore([self._slots_of(output) for output in outputs])
+
+    def _restore(self, shards: list[torch.Tensor]) -> torch.Tensor:
         stream = shards[0] if len(shards) == 1 else torch.cat(shards)
         return self.container.restore(stream.index_select(0, self.slots.unpack))
 

@@ -267,12 +267,14 @@ class _Group:
         return self._size
 
 
+@pytest.mark.parametrize("trailing", [(), (2,)])
 @pytest.mark.parametrize("cp_layout", ["zigzag", "contiguous"])
-def test_gathering_gives_every_rank_the_batch_and_counts_each_gradient_once(monkeypatch, cp_layout):
+def test_gathering_gives_every_rank_the_batch_and_counts_each_gradient_once(monkeypatch, cp_layout, trailing):
     """Summed over the ranks, as Megatron sums gradients, the gradient is that of one rank with everything."""
-    lengths, weights = [5, 0, 2], torch.arange(1.0, 8.0)
+    lengths, shape = [5, 0, 2], (7, *trailing)
+    weights = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(shape)
     layouts = [PackingLayout.from_lengths(lengths, cp_size=2, cp_rank=rank, cp_layout=cp_layout) for rank in range(2)]
-    source = torch.linspace(1.0, 2.0, 7, requires_grad=True)
+    source = torch.linspace(1.0, 2.0, weights.numel()).reshape(shape).requires_grad_()
     shards = [layout.pack(source) for layout in layouts]
 
     def all_gather(outputs, local, group):
@@ -282,7 +284,7 @@ def test_gathering_gives_every_rank_the_batch_and_counts_each_gradient_once(monk
             output.copy_(shard[0].detach())
 
     monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
-    total = torch.zeros(7)
+    total = torch.zeros(shape)
     for layout, shard in zip(layouts, shards, strict=True):
         result = layout.unpack(shard, _Group(2))
         assert torch.equal(result.values(), source)
