@@ -132,8 +132,10 @@ class _Maker:
 
     def _pip(self, verb: str, lock: Path, target: Path, *how: str) -> None:
         self._call(
-            [*_PIP, "-p", self._python, "pip", verb, "-q", "--no-deps", "--require-hashes", *how]
-            + ["-r", str(lock), "-d" if verb == "download" else "-w", str(target)]
+            [
+                *(*_PIP, "-p", self._python, "pip", verb, "-q", "--no-deps", "--require-hashes", *how),
+                *("-r", lock, "-d" if verb == "download" else "-w", target),
+            ]
         )
 
     def _take(self, path: Path, origin: str) -> Wheel:

@@ -1,0 +1,121 @@
+"""``ci/gpu``: the command line of the GPU lane."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mcore_compat import render_markdown, render_terminal
+from mcore_compat.image_run import LaneConfig, run_lane
+from mcore_compat.inventory import derive, load_inventory, write_text
+from mcore_compat.matrix import load_matrix
+from mcore_compat.plan import Selection, plan_cells
+from mcore_compat.progress import display_for
+from mcore_compat.report import Report
+from mcore_compat.session import default_jobs
+from mcore_compat.verdicts import ExitCode, exit_code
+from mcore_compat.wheelhouse import Wheelhouse
+
+__all__ = ["run_command"]
+
+_WIDTH = 180
+
+
+def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mapping[str, str]) -> int:
+    """Run the lane and report.
+
+    Args:
+        arguments: of the command line.
+        root: the project's root.
+        bundle: the bundle's folder, already looked at by the caller.
+        host: the caller's environment.
+
+    Returns:
+        The exit code: 0 green, 1 break, 3 could not judge. With ``--fault``: 0 where every cell caught it.
+    """
+    options = _parser().parse_args(arguments)
+    house = Wheelhouse.read(bundle)
+    house.check_host(platform.machine())
+    matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
+    parallel = options.nproc > 1
+    suite = root / "tests" / "gpu" / "parallel" if parallel else root / "tests" / "gpu"
+    inventory = root / "compat_matrix" / ("inventory-parallel.toml" if parallel else "inventory-gpu.toml")
+    variables = {"MCORE_COMPAT_FAULT": options.fault} if options.fault else {}
+    variables |= {"MCORE_COMPAT_NPROC": str(options.nproc)} if parallel else {}
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=options.work) as work:
+        config = LaneConfig(
+            root=root,
+            suite=suite,
+            inventory=inventory,
+            work=Path(work),
+            reports=(options.report_dir or root / "reports").absolute(),
+            cells=plan_cells(matrix, Selection(patterns=tuple(options.select))),
+            jobs=options.jobs,
+            profile=options.profile,
+            limit_s=options.limit,
+            commit=options.commit or _commit(root),
+            variables=variables,
+        )
+        with display_for(console, len(config.cells)) as display:
+            report, folder = run_lane(config, house, host, display)
+    folder.save_report(report)
+    folder.save_text("report.md", render_markdown.render(report))
+    folder.publish()
+    console.print(render_terminal.render(report))
+    if options.write_inventory:
+        _write_inventory(inventory, report, config)
+    if options.fault:
+        return _caught(report)
+    return exit_code(report.verdict)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ci/gpu", description="The GPU lane, with the host's own torch and triton.")
+    parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
+    parser.add_argument("--jobs", type=int, default=default_jobs(), help="cells side by side; default: all cores")
+    parser.add_argument("--nproc", type=int, default=1, help="ranks, one a GPU: above 1 the parallel checks run")
+    parser.add_argument("--limit", type=int, default=420, help="seconds for one cell's suite")
+    parser.add_argument("--profile", default="gpu", help="Hypothesis profile")
+    parser.add_argument("--report-dir", type=Path, help="where runs are written; default: reports/")
+    parser.add_argument("--work", type=Path, help="where environments are made; default: the system's temporary folder")
+    parser.add_argument("--commit", help="the checkout's commit, for hosts where git cannot tell")
+    parser.add_argument("--fault", help="plant this fault in every cell and demand that every cell catches it")
+    parser.add_argument("--write-inventory", action="store_true", help="declare exactly the checks that ran")
+    parser.add_argument("--bundle", type=Path, help="the offline bundle; default: .bundle/, made where it is missing")
+    return parser
+
+
+def _caught(report: Report) -> int:
+    """Green only if no cell is: a fault that one cell misses is a hole in the suite."""
+    missed = [cell.id for cell in report.cells if cell.verdict.green]
+    if missed or not report.cells:
+        sys.stdout.write(f"the planted fault was missed by {', '.join(missed) or 'all, since no cell ran'}\n")
+        return ExitCode.BREAK
+    sys.stdout.write(f"the planted fault was caught by all {len(report.cells)} cells\n")
+    return ExitCode.GREEN
+
+
+def _write_inventory(path: Path, report: Report, config: LaneConfig) -> None:
+    executed = {
+        cell.id: [result.check for result in cell.results if result.outcome != "skipped"]
+        for cell in report.cells
+        if cell.results
+    }
+    path.write_text(write_text(derive(executed, config.cells, load_inventory(path))), encoding="utf-8")
+
+
+def _commit(root: Path) -> str | None:
+    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip() or None

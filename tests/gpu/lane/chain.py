@@ -1,0 +1,117 @@
+"""What the GPU checks run on: the real ``DDP(Float16Module(GPTModel))`` of bf16 training, and its float64 twin.
+
+The twin has the same parameters, rounded to bf16 and then held in float64, so that what it computes is the truth that
+both the fused and the unfused bf16 path are measured against.
+"""
+
+import contextlib
+import copy
+import importlib.util
+from dataclasses import dataclass, replace
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.transformer.module import Float16Module
+from support import models
+from support.models import Shape, build, config_for, unwrapped
+from support.reference import log_probs_and_entropy, stock_forward
+from support.subject import patched
+
+HAS_TE = importlib.util.find_spec("transformer_engine") is not None
+SPECS = ("local", "transformer_engine") if HAS_TE else ("local",)
+# Wide enough that a bf16 sum rounds as in practice, and a vocabulary that ends inside a tile.
+LANE = Shape(hidden=128, vocab=1003, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Log-probs and entropy in float64, and how far the unfused bf16 path is from them."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    unfused: object
+
+
+def bf16_chain(shape, spec="local"):
+    """A fresh chain; gradients are summed in fp32, as frameworks do."""
+    model = build_on(shape, spec)
+    config = copy.deepcopy(model.config)
+    ddp = DistributedDataParallelConfig(
+        overlap_grad_reduce=False, use_distributed_optimizer=False, grad_reduce_in_fp32=True
+    )
+    return DistributedDataParallel(config, ddp, Float16Module(config, model))
+
+
+def build_on(shape, spec):
+    """A bare model on the local spec, or on Transformer Engine's where the host has it."""
+    if spec == "local":
+        return build(shape)
+    torch.manual_seed(shape.seed)
+    model = models.model_class()(
+        config=config_for(shape),
+        transformer_layer_spec=gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(),
+        vocab_size=shape.vocab,
+        max_sequence_length=128,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=shape.tied,
+    )
+    return model.to(device=models.DEVICE, dtype=shape.dtype)
+
+
+def float64_twin(chain, shape):
+    """The chain's model in float64, with the parameters that the chain really has."""
+    twin = build(replace(shape, dtype=torch.float64))
+    twin.load_state_dict(
+        {k: v for k, v in unwrapped(chain).state_dict().items() if k in twin.state_dict()}, strict=False
+    )
+    return twin
+
+
+@contextlib.contextmanager
+def head_inputs(model):
+    """Collects what the head is called with, ``[seq, batch, hidden]`` a call (MTP calls it as well)."""
+    seen = []
+    handle = unwrapped(model).output_layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0].detach()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def truth_of_the_head(chain, batch, temperature, **inputs):
+    """Float64 log-softmax of the very hidden states that the bf16 decoder gives, and the unfused path beside it."""
+    model = unwrapped(chain)
+    with torch.no_grad(), head_inputs(chain) as seen:
+        unfused = stock_forward(model, *batch.inputs, labels=batch.labels, temperature=temperature, **inputs)
+    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    weight = model.output_layer.weight if weight is None else weight
+    candidates = [hidden.double() @ weight.detach().double().t() for hidden in seen]
+    logits = min(candidates, key=lambda found: rms(found - unfused.logits))
+    labels, by_row = batch.labels.transpose(0, 1), temperature
+    if isinstance(temperature, torch.Tensor):
+        by_row = temperature.transpose(0, 1)
+    log_probs, entropy = log_probs_and_entropy(logits, labels, by_row)
+    return Truth(log_probs.transpose(0, 1), entropy.transpose(0, 1), unfused)
+
+
+def fused(subject, chain, batch, mode, temperature=1.0, **inputs):
+    """One fused call through the whole chain."""
+    with patched(subject, chain, mode):
+        return subject.call(chain, *batch.inputs, labels=batch.labels, temperature=temperature, **inputs)
+
+
+def main_gradients(chain):
+    """What DDP's buffers hold after a backward, by name; empties them."""
+    found = {
+        name: parameter.main_grad.detach().clone()
+        for name, parameter in unwrapped(chain).named_parameters()
+        if parameter.requires_grad
+    }
+    chain.zero_grad_buffer()
+    return found
+
+
+def rms(difference):
+    """Root mean square of a tensor, as a float."""
+    return difference.double().square().mean().sqrt().item()
