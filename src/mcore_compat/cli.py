@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mcore_compat import gate_cli, render_markdown, render_terminal
+from mcore_compat import collecting, gate_cli, render_markdown, render_terminal
 from mcore_compat.datafile import schema_text, stale_schemas
 from mcore_compat.errors import McoreCompatError, UsageError
 from mcore_compat.expectations import Expectations
@@ -116,15 +117,19 @@ def plan(
 @app.command()
 def inventory(
     source: Annotated[Path | None, typer.Option("--from", help="A run's folder, or one facts.json.")] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Ask each cell's suite what it would run.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Replace inventory.toml.")] = False,
     root: Root = None,
 ) -> None:
-    """Derive the declared checks from what ran in a run; prints them, or writes them with --write."""
+    """Derive the declared checks from a run, or from a collection; prints them, or writes them with --write."""
     home = _root(root)
     target = home / "compat_matrix" / "inventory.toml"
     matrix = load_matrix(home / "compat_matrix" / "matrix.toml")
     old = load_inventory(target) if target.is_file() else None
-    executed = _executed(source or home / "reports" / "latest")
+    executed = _collected(home, target) if collect else _executed(source or home / "reports" / "latest")
+    unseen = [cell.id for cell in matrix.cells if cell.id not in executed]
+    if unseen:
+        typer.echo(f"note: {len(unseen)} cells were not seen, so bounds may be wrong for them", err=True)
     text = write_text(derive(executed, matrix.cells, old))
     if write:
         target.write_text(text, encoding="utf-8")
@@ -188,6 +193,22 @@ def _root(given: Path | None) -> Path:
 def _selection(select: list[str] | None, classes: bool, shard: str | None) -> Selection:
     patterns = tuple(part for text in select or [] for part in text.split(",") if part)
     return Selection(patterns=patterns, classes=classes, shard=Shard.parse(shard) if shard else None)
+
+
+def _collected(home: Path, target: Path) -> dict[str, list[str]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        config = RunConfig(
+            root=home,
+            cells=home / ".cells",
+            reports=Path(scratch),
+            suite=home / "tests" / "compat",
+            inventory=target,
+            selection=Selection(),
+            jobs=1,
+            profile="ci",
+        )
+        prepared = prepare(config, os.environ, dt.datetime.now(dt.UTC))
+        return collecting.collect(prepared, lambda line: typer.echo(line, err=True))
 
 
 def _executed(source: Path) -> dict[str, list[str]]:

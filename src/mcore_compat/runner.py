@@ -30,11 +30,13 @@ class SuiteOptions:
         suite: its folder.
         profile: the Hypothesis profile.
         workers: pytest-xdist workers inside a cell; 0: none.
+        collect_only: say what would run, and run nothing.
     """
 
     suite: Path
     profile: str
     workers: int = 0
+    collect_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> 
         f"--report-log={log}",
         f"--timeout={_TEST_LIMIT_S}",
         *(["-n", str(options.workers)] if options.workers else []),
+        *(["--collect-only"] if options.collect_only else []),
     ]
 
 
