@@ -44,6 +44,7 @@ class Witness(DataModel):
 
     code: Text
     standin: bool = False
+    isolated: Annotated[bool, Field(description="needs a process in which megatron was not imported yet")] = False
 
     @model_validator(mode="after")
     def _parses(self) -> Self:

@@ -32,12 +32,11 @@ def decide(
         return Verdict.UNPROVEN, f"{len(flaky)} differences were not there in a second run, first {flaky[0].title}"
     if not any(tier.name == "cpu" and tier.ran for tier in tiers):
         return Verdict.UNPROVEN, "nothing speaks against it in the source; no cell was run"
-    if candidate.cell is not None and candidate.cell.verdict is Verdict.UNPROVEN:
-        only_here = baseline.cell is None or baseline.cell.verdict is not Verdict.UNPROVEN
-        if only_here:
-            return Verdict.UNPROVEN, candidate.cell.reason
-    shared = [f for f in findings if f.state == "same" and f.level == "break"]
-    suffix = f"; {len(shared)} failures as before" if shared else ""
+    unproven = [f for f in new if f.level == "unproven"]
+    if unproven:
+        return Verdict.UNPROVEN, f"{unproven[0].title}: {unproven[0].message.partition(chr(10))[0]}"
+    shared = [f for f in findings if f.state == "same" and f.origin == "cell" and f.level in {"break", "unproven"}]
+    suffix = f"; {len(shared)} complaints as before, on both sides" if shared else ""
     drifted = [f for f in new if f.level == "drift" or (f.level == "break" and f.witness == "refuted")]
     if drifted or (candidate.modes != baseline.modes):
         what = drifted[0].message if drifted else "other modes than before"

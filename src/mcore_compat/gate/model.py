@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from mcore_compat.report import CellResult
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Side", "State", "Tier", "WitnessState"]
+__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Level", "Side", "State", "Tier", "WitnessState"]
 
 SCHEMA_VERSION: Literal[1] = 1
 State = Literal["new", "fixed", "same", "flaky"]
-Level = Literal["break", "drift", "info"]
+Level = Literal["break", "unproven", "drift", "info"]
 WitnessState = Literal["confirmed", "refuted", "not run", "inconclusive", "none"]
 
 

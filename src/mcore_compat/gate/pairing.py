@@ -14,6 +14,8 @@ __all__ = ["pair_cells", "signature"]
 # What differs between two runs of the same failure: numbers, addresses, object ids, quoted paths.
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?|/[\w./-]+")
 _LEVELS: Mapping[Verdict | None, Level] = {Verdict.BREAK: "break", Verdict.DRIFT: "drift", None: "info"}
+# Everything else that is held against a cell says that something was not proved.
+_OTHER: Level = "unproven"
 
 
 def signature(message: str) -> str:
@@ -26,7 +28,8 @@ def _failures(cell: CellResult) -> dict[tuple[str, str], Finding]:
     found: dict[tuple[str, str], Finding] = {}
     for finding in cell.findings:
         if finding.verdict is not None:
-            found.setdefault((finding.kind, finding.check or signature(finding.message)), finding)
+            # Without a check the message may list many names; the kind says what it is about.
+            found.setdefault((finding.kind, finding.check or ""), finding)
     return found
 
 
@@ -63,7 +66,7 @@ def pair_cells(
                 origin="cell",
                 title=finding.check or finding.kind,
                 state=state,
-                level=_LEVELS.get(finding.verdict, "break"),
+                level=_LEVELS.get(finding.verdict, _OTHER),
                 message=finding.message,
                 link=finding.link,
                 next_step=finding.next_step,

@@ -22,7 +22,7 @@ from mcore_compat.gate.cells import baseline_version, candidate_cell, cell_of_re
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
 from mcore_compat.gate.pairing import pair_cells
-from mcore_compat.gate.witness import Outcome, judge_witness, run_witnesses, witness_source
+from mcore_compat.gate.witness import Outcome, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix import Cell, Matrix, load_matrix
 from mcore_compat.plan import Selection
 from mcore_compat.progress import Display
@@ -247,9 +247,9 @@ def _witnesses(
     if any(result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE} for result in results.values()):
         return {}
     sources = {
-        number: source
+        number: lines
         for number, finding in enumerate(static)
-        if finding.state is not FindingState.SAME and (source := witness_source(finding)) is not None
+        if finding.state is not FindingState.SAME and (lines := witness_of(finding)) is not None
     }
     if not sources:
         return {}

@@ -17,21 +17,23 @@ from mcore_compat.gate.model import WitnessState
 from mcore_compat.matrix import Cell
 from mcore_compat.process import run_logged
 
-__all__ = ["Outcome", "judge_witness", "run_witnesses", "witness_source"]
+__all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
 
 Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
 _LIMIT_S = 180
-# Each witness in a child of its own, forked before megatron is imported: one witness hides a module from the import.
+# Each witness in a child of its own, so that none can disturb another. The slow import is paid once, in the parent,
+# after those witnesses that need a process without it.
 _DRIVER = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")
-for index, source in enumerate(json.load(open(sys.argv[1]))):
+
+def judge(index, source):
     sys.stdout.flush()
     child = os.fork()
     if child:
         os.waitpid(child, 0)
-        continue
+        return
     try:
         exec(compile(source, f"witness {index}", "exec"), {"__name__": "witness"})
         result, note = "pass", ""
@@ -41,7 +43,33 @@ for index, source in enumerate(json.load(open(sys.argv[1]))):
         result, note = "error", f"{type(error).__name__}: {error}"
     print("\\n" + "MARK" + json.dumps([index, result, note[:300]]), flush=True)
     os._exit(0)
+
+witnesses = list(enumerate(json.load(open(sys.argv[1]))))
+for index, (source, isolated) in witnesses:
+    if isolated:
+        judge(index, source)
+if not all(isolated for _, (_, isolated) in witnesses):
+    try:
+        import megatron.core.models.gpt.gpt_model
+    except Exception as error:
+        print("the import fails:", error)  # each witness will say so itself
+for index, (source, isolated) in witnesses:
+    if not isolated:
+        judge(index, source)
 """.replace("MARK", _MARK)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A witness, filled in.
+
+    Attributes:
+        source: its lines, with the prelude where it wants one.
+        isolated: it needs a process in which megatron was not imported yet.
+    """
+
+    source: str
+    isolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,23 +80,23 @@ class Outcome:
     note: str = ""
 
 
-def witness_source(finding: Finding) -> str | None:
-    """The witness's lines for this finding, with its prelude, or None where the rule has none."""
+def witness_of(finding: Finding) -> Lines | None:
+    """The witness for this finding, or None where its rule has none."""
     witness = finding.rule.witness
     if witness is None:
         return None
     code = witness.code.replace("$detail", finding.detail).replace("$item", finding.item)
     prelude = Path(standin.__file__).read_text(encoding="utf-8") if witness.standin else ""
-    return f"{prelude}\n{code}"
+    return Lines(f"{prelude}\n{code}", witness.isolated)
 
 
 def run_witnesses(
-    sources: Sequence[str], cell: Cell, folder: Path, host: Mapping[str, str], cancel: threading.Event | None = None
+    witnesses: Sequence[Lines], cell: Cell, folder: Path, host: Mapping[str, str], cancel: threading.Event | None = None
 ) -> list[Outcome]:
     """Run witnesses with a cell's own interpreter, from an empty folder and with the cell's environment only.
 
     Args:
-        sources: their lines.
+        witnesses: their lines.
         cell: whose environment variables they get.
         folder: the cell's folder, with ``venv`` and ``home`` in it.
         host: the caller's environment; only an allow-list of it is passed on.
@@ -78,17 +106,17 @@ def run_witnesses(
         work = Path(scratch, "work")
         work.mkdir()
         listing, driver, log = Path(scratch, "witnesses.json"), Path(scratch, "driver.py"), Path(scratch, "output.log")
-        listing.write_text(json.dumps(list(sources)), encoding="utf-8")
+        listing.write_text(json.dumps([(witness.source, witness.isolated) for witness in witnesses]), encoding="utf-8")
         driver.write_text(_DRIVER, encoding="utf-8")
         finished = run_logged(
             [folder / "venv" / "bin" / "python", driver, listing],
             cwd=work,
             env=cell_environment(host, cell, home=folder / "home", temporary=Path(scratch), extra={}),
             log=log,
-            limit_s=_LIMIT_S + 30 * len(sources),
+            limit_s=_LIMIT_S + 30 * len(witnesses),
             cancel=cancel or threading.Event(),
         )
-    outcomes = [Outcome("error", "it did not run to its end") for _ in sources]
+    outcomes = [Outcome("error", "it did not run to its end") for _ in witnesses]
     for line in finished.output.splitlines():
         if line.startswith(_MARK):
             index, result, note = json.loads(line.removeprefix(_MARK))

@@ -12,7 +12,7 @@ __all__ = ["PER_LEVEL", "render_annotations"]
 
 PER_LEVEL = 10  # GitHub keeps ten errors, ten warnings and ten notices a step, and drops the rest without a word
 _MAX_MESSAGE = 900
-_COMMANDS = {"break": "error", "drift": "warning", "info": "notice"}
+_COMMANDS = {"break": "error", "unproven": "error", "drift": "warning", "info": "notice"}
 
 
 def _data(text: str) -> str:

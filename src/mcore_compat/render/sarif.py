@@ -17,7 +17,7 @@ __all__ = ["MAX_RESULTS", "SCHEMA", "render_sarif"]
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 5000  # GitHub takes up to 25,000 and shows the first 5,000
 _MAX_MESSAGE = 1000
-_LEVELS: Mapping[str, str] = {"break": "error", "drift": "warning", "info": "note"}
+_LEVELS: Mapping[str, str] = {"break": "error", "unproven": "error", "drift": "warning", "info": "note"}
 
 
 def _verdict_level(verdict: Verdict | None) -> str:
