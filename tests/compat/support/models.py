@@ -6,6 +6,7 @@ import inspect
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -189,6 +190,15 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def _hybrid_imports() -> bool:
+    """Whether the hybrid stack can be imported: up to 0.12 only where Transformer Engine is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("megatron.core.models.hybrid") is not None or find_spec("transformer_engine") is not None:
+        return True
+    return "HAVE_TE" in Path(find_spec("megatron.core.extensions.transformer_engine").origin).read_text()
+
+
 def features() -> frozenset[str]:
     """What this release (or backport) has, found by looking, as names for the ``since`` marker."""
     found = {"mtp"} if HAS_MTP else set()
@@ -196,6 +206,8 @@ def features() -> frozenset[str]:
         found.add("mup")
     if "output_processor" in inspect.signature(model_class().forward).parameters:
         found.add("hook")
+    if _hybrid_imports():
+        found.add("hybrid")
     if hasattr(model_class(), "build_schedule_plan"):
         found.add("schedule_plan")
     return frozenset(found)

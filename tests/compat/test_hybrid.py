@@ -1,0 +1,31 @@
+"""HybridModel and MambaModel: no release gives them the hook, the deferred head serves them all the same."""
+
+import pytest
+import torch
+from support.hybrid import build_hybrid
+from support.models import Shape, batch_for
+from support.reference import assert_same_gradients, gradients, stock_forward
+from support.subject import patched
+
+pytestmark = [pytest.mark.needs("patch", "float64"), pytest.mark.since("hybrid")]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_hybrid_model(subject, tied):
+    """A10, SkyRL#1886: 0.19 sends new models to HybridModel, whose forward rejects the hook's keywords."""
+    model, batch = build_hybrid(Shape(tied=tied)), batch_for(97, 2, 6)
+    assert subject.mode(model) == "legacy"
+    stock = stock_forward(model, *batch.inputs, labels=batch.labels, temperature=0.7)
+    (stock.log_probs.sum() - stock.entropy.sum()).backward()
+    expected = gradients(model)
+    before = dict(vars(model))
+    with patched(subject, model):
+        fused = subject.call(model, *batch.inputs, labels=batch.labels, temperature=0.7)
+        (fused.log_probs.sum() - fused.entropy.sum()).backward()
+        with torch.no_grad():
+            logits = model(*batch.inputs)
+    assert torch.allclose(fused.log_probs, stock.log_probs, atol=1e-10)
+    assert torch.allclose(fused.entropy, stock.entropy, atol=1e-10)
+    assert_same_gradients(gradients(model), expected, 1e-9)
+    assert torch.equal(logits, stock.logits.transpose(0, 1))
+    assert vars(model) == before
