@@ -1,0 +1,7 @@
+"""The helpers of these tests are imported as plain modules."""
+
+import sys
+from pathlib import Path
+
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "contract"):
+    sys.path.insert(0, str(folder))

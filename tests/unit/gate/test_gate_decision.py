@@ -1,0 +1,124 @@
+"""What is new, fixed, the same or flaky; and what the gate says of it."""
+
+from __future__ import annotations
+
+import pytest
+from gate_builders import RAN, cell, contract_finding, side
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcore_compat.gate.decide import decide, next_step_of
+from mcore_compat.gate.model import GateReport, Tier
+from mcore_compat.gate.pairing import pair_cells, signature
+from mcore_compat.gate.render import markdown, text
+from mcore_compat.verdicts import Verdict
+
+CHECKS = st.dictionaries(st.sampled_from(["a.py::t", "b.py::t", "c.py::t"]), st.sampled_from(["x", "y"]))
+
+
+@given(CHECKS, CHECKS)
+def test_pairing_is_set_arithmetic_over_checks(before, after):
+    found = {f.title: f.state for f in pair_cells(cell("old", failures=before), cell("new", failures=after))}
+    assert {t for t, s in found.items() if s == "new"} == after.keys() - before.keys()
+    assert {t for t, s in found.items() if s == "fixed"} == before.keys() - after.keys()
+    assert {t for t, s in found.items() if s == "same"} == before.keys() & after.keys()
+
+
+@given(CHECKS, CHECKS, CHECKS, CHECKS)
+def test_whatever_differs_in_the_second_run_is_flaky_and_never_green(before, after, again_before, again_after):
+    first = cell("old", failures=before), cell("new", failures=after)
+    second = cell("old", failures=again_before), cell("new", failures=again_after)
+    found = pair_cells(*first, second)
+    for finding in found:
+        name = finding.title
+        same = (name in before, name in after) == (name in again_before, name in again_after)
+        if (name in before) != (name in after):
+            assert (finding.state == "flaky") is not same
+    verdict, _ = decide(side("old", first[0]), side("new", first[1]), RAN, found)
+    if any(f.state == "flaky" for f in found):
+        assert not verdict.green
+    if any(f.state == "new" for f in found):
+        assert verdict is Verdict.BREAK
+
+
+def test_a_failure_with_another_message_is_the_same_one_and_says_so():
+    (finding,) = pair_cells(
+        cell("old", failures={"a.py::t": "KeyError: x"}), cell("new", failures={"a.py::t": "OSError"})
+    )
+    assert finding.state == "same"
+    assert "another message" in finding.witness_note
+
+
+def test_numbers_and_addresses_do_not_make_a_signature():
+    assert signature("max error 1.5e-3 at 0x7f33 in /tmp/a/b.py\nmore") == signature("max error 2e-9 at 0x12 in /x/y")
+    assert signature("KeyError: a") != signature("KeyError: b")
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict"),
+    [
+        ([], Verdict.OK),
+        ([contract_finding(level="info")], Verdict.OK),
+        ([contract_finding(level="drift")], Verdict.DRIFT),
+        ([contract_finding()], Verdict.BREAK),
+        ([contract_finding(witness="confirmed")], Verdict.BREAK),
+        ([contract_finding(witness="inconclusive")], Verdict.BREAK),
+        ([contract_finding(witness="refuted")], Verdict.DRIFT),
+        ([contract_finding(state="fixed", witness="confirmed")], Verdict.OK),
+        ([contract_finding(state="same")], Verdict.OK),
+        ([contract_finding(state="new", level="unproven", witness="none")], Verdict.UNPROVEN),
+    ],
+)
+def test_verdicts_of_findings(findings, verdict):
+    assert decide(side("old", cell("old")), side("new", cell("new")), RAN, findings)[0] is verdict
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNRESOLVABLE, Verdict.INFRA])
+def test_a_candidate_that_cannot_be_installed_is_not_a_break(verdict):
+    broken = cell("new", verdict, reason="torch>=3 conflicts with torch==2.11.0")
+    found, reason = decide(side("old", cell("old")), side("new", broken), RAN, [contract_finding()])
+    assert found is verdict
+    assert "torch>=3" in reason
+
+
+def test_without_a_baseline_or_without_cells_nothing_is_proved():
+    lost = cell("old", Verdict.INFRA, reason="no disk")
+    assert decide(side("old", lost), side("new", cell("new")), RAN, [])[0] is Verdict.UNPROVEN
+    static = (Tier(name="static", ran=True), Tier(name="cpu", ran=False))
+    assert decide(side("old"), side("new"), static, [])[0] is Verdict.UNPROVEN
+    assert decide(side("old"), side("new"), static, [contract_finding()])[0] is Verdict.BREAK
+
+
+def test_other_modes_than_before_are_drift():
+    moved = side("new", cell("new"), modes={"gpt": "legacy"})
+    assert decide(side("old", cell("old")), moved, RAN, [])[0] is Verdict.DRIFT
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_has_a_next_step(verdict):
+    words = next_step_of(verdict, side("new"), [contract_finding()])
+    assert words.endswith(".")
+    assert "copy" not in words
+
+
+def report(findings) -> GateReport:
+    return GateReport(
+        run_id="r", verdict=Verdict.BREAK, reason="because", next_step="Stay.", baseline=side("0.18.2", cell("0.18.2")),
+        candidate=side("fork@main"), tiers=RAN, findings=tuple(findings),
+    )  # fmt: skip
+
+
+def test_the_text_says_verdict_reason_next_step_and_consequences():
+    words = text(report([contract_finding(), contract_finding(state="same", level="info")]))
+    assert words.startswith("BREAK: because\nnext: Stay.\n")
+    assert "hook: it fails" in words
+    assert "1 more notes" in words
+
+
+def test_markdown_stays_in_its_budget_and_counts_what_is_cut():
+    findings = [contract_finding(message=f"{n} " + "x" * 300) for n in range(400)]
+    words = markdown(report(findings), budget=20_000)
+    assert len(words) < 22_000
+    shown = words.count("**break** some-rule")
+    assert f"_{400 - shown} findings are cut here" in words
+    assert GateReport.model_validate_json(report(findings).model_dump_json()) == report(findings)
