@@ -44,7 +44,7 @@ def compat(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
-    session.install("-e", ".[harness,suite]", NUMPY)
+    session.install("-e", ".[harness,suite]", NUMPY, *group("test"))
     UNIT_RESULTS.parent.mkdir(exist_ok=True)
     session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={UNIT_RESULTS}", *session.posargs)
     session.run(*COMMAND, "run", "--classes")

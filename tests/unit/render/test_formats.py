@@ -1,0 +1,216 @@
+"""One result model, many formats: each is valid by its own rules, bounded, and free of absolute paths."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junitparser import JUnitXml
+from render_builders import HOSTILE, MIXED, cell, gate, report
+
+from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.render import sarif
+from mcore_compat.render.annotations import PER_LEVEL, render_annotations
+from mcore_compat.render.formats import write_formats
+from mcore_compat.render.junit import render_junit
+from mcore_compat.render.page import Budget, render_page
+from mcore_compat.render.timeline import timeline
+from mcore_compat.scrub import Scrubber, absolute_paths
+from mcore_compat.verdicts import Verdict
+
+DATA = Path(__file__).parents[3] / "compat_matrix"
+SCHEMA = json.loads((Path(__file__).parent / "data" / "sarif-schema-2.1.0.json").read_text())
+TIMELINE = timeline(load_snapshots(DATA / "contracts"), load_rules(DATA / "rules"))
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what accessibility and self-containment are judged by."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.outside: list[str] = []
+        self.labels: list[str] = []
+        self.tables = self.captions = 0
+        self.unscoped = self.scripts = 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if "id" in given:
+            self.ids.append(given["id"])
+        if given.get("href", "").startswith("#"):
+            self.targets.append(given["href"][1:])
+        self.labels += given.get("aria-labelledby", "").split()
+        self.outside += [given[name] for name in ("src", "srcset") if name in given]
+        self.outside += [given["href"]] if tag == "link" else []
+        self.tables += tag == "table"
+        self.captions += tag == "caption"
+        self.unscoped += tag == "th" and "scope" not in given
+        self.scripts += tag == "script"
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+
+@pytest.mark.parametrize("with_gate", [False, True])
+def test_the_page_is_whole_self_contained_and_reachable(with_gate):
+    text = render_page(MIXED, TIMELINE, gate() if with_gate else None)
+    page = Page(text)
+    assert not page.open
+    assert not page.outside
+    assert not page.scripts
+    assert "@import" not in text
+    assert "url(" not in text
+    assert len(set(page.ids)) == len(page.ids)
+    assert set(page.targets) <= set(page.ids)
+    assert set(page.labels) <= set(page.ids)
+    assert page.tables == page.captions
+    assert not page.unscoped
+    assert '<html lang="en">' in text
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme:dark" in text
+    assert "@@" not in text
+    for shown in ("0.17.1", "0.18.2", "unresolvable", "torch conflicts", "Contract timeline", "7"):
+        assert shown in text
+
+
+def test_states_are_told_by_words_and_not_by_colour_alone():
+    text = render_page(MIXED)
+    assert 'aria-label="0.18.2, mtp: 0 passed, 2 failed, 0 failed as expected, 0 skipped"' in text
+    assert "✗ 2" in text
+    assert "expected hook" in text  # the cell without a mode
+
+
+def test_hostile_text_stays_text():
+    text = render_page(MIXED, TIMELINE, gate())
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        if len(colour) == 4:
+            colour = "#" + "".join(c * 2 for c in colour[1:])
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_read_in_light_and_in_dark():
+    """WCAG 2 AA wants 4.5 for text of this size."""
+    style = render_page(MIXED)
+    light, dark = (dict(re.findall(r"--(\w+):(#[0-9a-f]+)", part)) for part in re.findall(r":root\{(.*?)\}", style))
+    for colours in (light, {**light, **dark}):
+        for text, ground in (
+            ("fg", "bg"),
+            ("soft", "bg"),
+            ("link", "bg"),
+            ("ok", "okb"),
+            ("bad", "badb"),
+            ("warn", "warnb"),
+        ):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+def test_the_page_stays_in_its_budget_and_counts_what_is_cut():
+    big = report(*(cell(f"c{n}", Verdict.BREAK, failing=60, message=f"{n} " + "x" * 5000) for n in range(20)))
+    text = render_page(big, budget=Budget(message=300, failures=10, total=50_000))
+    assert len(text) < 700_000
+    assert "messages were shortened." in text
+    assert "characters cut; report.json has them" in text
+    assert "The message is in report.json." in text
+    assert "No message was shortened." in render_page(report(cell("a", Verdict.OK)))
+
+
+@given(st.integers(0, 5), st.integers(0, 3), st.text(max_size=50))
+@settings(max_examples=20, deadline=None)
+def test_sarif_is_valid_by_the_oasis_schema(failing, findings, message):
+    made = report(cell("a", Verdict.BREAK, failing=failing, message=message), cell("b", Verdict.UNRESOLVABLE))
+    log = json.loads(sarif.render_sarif(made, gate(findings)))
+    jsonschema.Draft4Validator(SCHEMA).validate(log)
+    run = log["runs"][0]
+    assert len(run["results"]) == failing + 1 + findings
+    assert {result["ruleId"] for result in run["results"]} <= {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+
+
+def test_the_schema_is_one_that_refuses():
+    log = json.loads(sarif.render_sarif(MIXED, gate()))
+    log["runs"][0]["results"][0]["level"] = "catastrophe"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft4Validator(SCHEMA).validate(log)
+
+
+def test_sarif_points_at_upstream_s_line_and_counts_what_is_left_out(monkeypatch):
+    log = json.loads(sarif.render_sarif(None, gate()))
+    place = log["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "megatron/core/models/gpt/gpt_model.py", "uriBaseId": "MEGATRON"}
+    assert place["region"] == {"startLine": 720}
+    monkeypatch.setattr(sarif, "MAX_RESULTS", 2)
+    run = json.loads(sarif.render_sarif(MIXED, gate(5)))["runs"][0]
+    assert len(run["results"]) == 2
+    assert "6 results were left out" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+
+
+@given(st.text())
+@settings(max_examples=30, deadline=None)
+def test_junit_can_be_read_whatever_the_messages_hold(message):
+    made = report(cell("a", Verdict.BREAK, failing=1, message=message), cell("b", Verdict.UNRESOLVABLE))
+    document = JUnitXml.fromstring(render_junit(made).encode())
+    assert (document.tests, document.failures, document.errors, document.skipped) == (7, 1, 1, 2)
+
+
+def test_a_cell_that_ran_nothing_is_an_error_in_junit():
+    root = ET.fromstring(render_junit(report(cell("b", Verdict.UNRESOLVABLE))))
+    assert root.find("testsuite/testcase/error") is not None
+    assert root.find("testsuite/properties/property[@name='verdict']").get("value") == "unresolvable"
+
+
+def test_annotations_are_escaped_bounded_and_counted():
+    lines = render_annotations(MIXED, gate(30))
+    assert sum(line.startswith("::error ") for line in lines) == PER_LEVEL
+    assert lines[-1].startswith("::notice title=annotations cut::")
+    assert re.search(r"::(\d+) more are in the report", lines[-1])[1] == str(30 + 2 + 1 - PER_LEVEL)
+    for line in lines:
+        assert "\n" not in line
+        head = line.split("::")[1]
+        assert re.fullmatch(r"(error|warning|notice) ([a-z]+=[^,]*)(,[a-z]+=[^,]*)*", head), head
+    assert not render_annotations(report(cell("a", Verdict.OK), verdict=Verdict.OK))
+
+
+def test_no_format_holds_an_absolute_path(tmp_path):
+    path = f"{tmp_path}/cells/x/site-packages/megatron/core/a.py"
+    made = report(cell("a", Verdict.BREAK, failing=1, message=f"File {path}, line 3\n/home/me/secret/b.py"))
+    scrubber = Scrubber({"tmp": tmp_path})
+    written: dict[str, str] = {}
+    write_formats(lambda name, text: written.update({name: scrubber.text(text)}), made, DATA, gate())
+    assert set(written) == {"report.html", "junit.xml", "results.sarif", "annotations.txt"}
+    for name, text in written.items():
+        assert not absolute_paths(text), name
+        assert str(tmp_path) not in text
+
+
+def test_the_timeline_tells_when_the_hook_came():
+    by_version = {transition.version: transition for transition in TIMELINE}
+    hook = [e for e in by_version["0.18.0"].events if e.rule == "hook-absent"]
+    assert [e.state for e in hook] == ["fixed"]
+    assert by_version["0.12.3"].before is None
+    assert "gpt hook" in by_version["0.18.0"].modes
+    assert HOSTILE not in str(TIMELINE)
