@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,16 +19,22 @@ from mcore_fused.kernel.hopper_kernels import (
     hopper_dlogits_kernel,
     hopper_statistics_kernel,
 )
-from mcore_fused.kernel.schedule import GROUP, ceil_div, split_count
+from mcore_fused.kernel.schedule import GROUP, Split, ceil_div, plan_split
 
 __all__ = ["COLUMNS", "dlogits", "statistics"]
 
 _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    # made once: making one takes as long as a small kernel
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], _ELEMENT[dtype])
+
+
 def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], _ELEMENT[matrix.dtype])
-    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    return TensorDescriptor(matrix, shape, strides, [rows, columns], _layout(rows, columns, matrix.dtype))
 
 
 def statistics(
@@ -38,14 +45,14 @@ def statistics(
     out: Tensor,
     real_rows: int,
     kept: tuple[Tensor, Tensor] | None,
+    split: Split,
     programs: int,
 ) -> None:
-    """Fill ``out`` ``[splits, 3, N]``; ``kept`` is the exponentials and their base, both to be written."""
+    """Fill ``out`` ``[pieces, 3, N]``; ``kept`` is the exponentials and their base, both to be written."""
     tokens, width = hidden.shape
-    row_blocks, tiles, splits = ceil_div(tokens, ROWS), ceil_div(real_rows, COLUMNS), out.shape[0]
-    units = row_blocks * splits
+    row_blocks, tiles = ceil_div(tokens, ROWS), ceil_div(real_rows, COLUMNS)
     kept_p, kept_base = (hidden, out) if kept is None else kept
-    hopper_statistics_kernel[(min(programs, units),)](
+    hopper_statistics_kernel[(min(programs, row_blocks * split.pieces),)](
         _descriptor(hidden, ROWS // 2, DEPTH),
         _descriptor(weight, COLUMNS, DEPTH),
         out if row_scale is None else row_scale,
@@ -58,8 +65,8 @@ def statistics(
         real_rows,
         row_blocks,
         tiles,
-        splits,
-        units,
+        split.count,
+        split.tail,
         ceil_div(width, DEPTH),
         GROUP,
         STAGES,
@@ -82,9 +89,8 @@ def dlogits(
     """Fill ``out`` ``[N, columns]`` with the gradient of the logits from column ``first`` on."""
     tokens, width = hidden.shape
     row_blocks, tiles = ceil_div(tokens, ROWS), ceil_div(out.shape[1], COLUMNS)
-    splits = split_count(row_blocks, tiles, programs)
-    units = row_blocks * splits
-    hopper_dlogits_kernel[(min(programs, units),)](
+    split = plan_split(row_blocks, tiles, programs)
+    hopper_dlogits_kernel[(min(programs, row_blocks * split.pieces),)](
         _descriptor(hidden, ROWS // 2, DEPTH),
         _descriptor(weight, COLUMNS, DEPTH),
         coefficients if row_scale is None else row_scale,
@@ -95,8 +101,8 @@ def dlogits(
         first,
         row_blocks,
         tiles,
-        splits,
-        units,
+        split.count,
+        split.tail,
         ceil_div(width, DEPTH),
         GROUP,
         STAGES,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mcore_fused.kernel.devices import DeviceTraits, device_traits
 from mcore_fused.kernel.problem import ieee_fp32_products
+from mcore_fused.kernel.schedule import Split
 
 __all__ = ["GateState", "gluon_gate", "gluon_ready"]
 
@@ -97,11 +98,11 @@ def _self_test(device: torch.device, dtype: torch.dtype) -> str | None:
         scale = torch.rand(tokens, generator=make).to(device) + 0.5
         coefficients = torch.randn(4, tokens, generator=make).to(device)
         x = (hidden.float() @ weight[:real].float().T) * scale[:, None]
-        statistics = torch.full((2, 3, tokens), torch.nan, device=device)
+        statistics = torch.full((3, 3, tokens), torch.nan, device=device)
         kept = torch.full((tokens, 512), torch.nan, device=device, dtype=dtype)
         base = torch.full((2, tokens), torch.nan, device=device)
         programs = 3  # fewer than units: the persistent loops must loop
-        hopper.statistics(hidden, weight, scale, 1.0, statistics, real, (kept, base), programs)
+        hopper.statistics(hidden, weight, scale, 1.0, statistics, real, (kept, base), Split(2, 1), programs)
         top, total, moment = statistics.unbind(1)
         lse = torch.logsumexp((top + torch.log2(total)) * 0.6931471805599453, 0) / 0.6931471805599453
         expected = torch.logsumexp(x * 0.6931471805599453, 1) / 0.6931471805599453

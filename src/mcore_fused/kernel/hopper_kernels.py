@@ -28,30 +28,57 @@ STORE_COLUMNS = 128  # a tile leaves in two halves: the ring leaves 16 KiB a war
 # 128 accumulators and an epilogue that does not spill; the producer needs next to nothing
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = gl.constexpr(240), gl.constexpr(24)
 _FLOOR = gl.constexpr(-1.0e30)
-_VARYING = ["N", "V", "row_blocks", "tiles", "splits", "units", "steps", "first", "kept", "group"]
+_VARYING = ["N", "V", "row_blocks", "tiles", "splits", "tail", "steps", "first", "kept", "group"]
 
 
 @gluon.jit
-def _unit_of(unit, row_blocks, tiles, splits, group):
-    """As unit_of in triton_forward.py; Gluon functions call only Gluon functions."""
+def _unit_count(program, programs, row_blocks, splits, tail):
+    """As unit_count in triton_forward.py; Gluon functions call only Gluon functions."""
+    runs = row_blocks * splits
+    mine = (runs - program + programs - 1) // programs
+    first_spare = runs % programs
+    spare = programs - first_spare
+    has_tails = (tail > 0) & (program >= first_spare) & (program - first_spare < row_blocks)
+    tails = gl.where(has_tails, (row_blocks - (program - first_spare) + spare - 1) // spare, 0)
+    return mine + tails
+
+
+@gluon.jit
+def _unit_at(i, program, programs, row_blocks, tiles, splits, tail, group):
+    """As unit_at in triton_forward.py."""
+    runs = row_blocks * splits
+    mine = (runs - program + programs - 1) // programs
+    unit = program + i * programs
     width = group * splits
     first_block = (unit // width) * group
-    size = min(row_blocks - first_block, group)
+    size = max(min(row_blocks - first_block, group), 1)
     block = first_block + (unit % width) % size
-    split = (unit % width) // size
-    return block, split, (split * tiles) // splits, ((split + 1) * tiles) // splits
+    piece = (unit % width) // size
+    body = tiles - tail
+    first = (piece * body) // splits
+    end = ((piece + 1) * body) // splits
+    first_spare = runs % programs
+    spare = programs - first_spare
+    is_tail = i >= mine
+    block = gl.where(is_tail, program - first_spare + (i - mine) * spare, block)
+    piece = gl.where(is_tail, splits, piece)
+    first = gl.where(is_tail, body, first)
+    end = gl.where(is_tail, tiles, end)
+    return block, piece, first, end
 
 
 @gluon.jit
 def _load_partition(
-    h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, units, steps, first, group, STAGES: gl.constexpr
+    h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, tail, steps, first, group, STAGES: gl.constexpr
 ):
     BN: gl.constexpr = w.block_type.shape[0]
     BK: gl.constexpr = w.block_type.shape[1]
     stage = 0
     phase = 1
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        block, _split, tile, tile_end = _unit_of(unit, row_blocks, tiles, splits, group)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    for i in range(_unit_count(program, programs, row_blocks, splits, tail)):
+        block, _piece, tile, tile_end = _unit_at(i, program, programs, row_blocks, tiles, splits, tail, group)
         for n in range(tile, tile_end):
             for k in range(steps):
                 bar = full.index(stage)
@@ -134,7 +161,7 @@ def _statistics_partition(
     row_blocks,
     tiles,
     splits,
-    units,
+    tail,
     steps,
     group,
     STAGES: gl.constexpr,
@@ -148,8 +175,10 @@ def _statistics_partition(
     by_column: gl.constexpr = gl.SliceLayout(0, mma)
     stage = 0
     phase = 0
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        block, split, tile, tile_end = _unit_of(unit, row_blocks, tiles, splits, group)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    for i in range(_unit_count(program, programs, row_blocks, splits, tail)):
+        block, piece, tile, tile_end = _unit_at(i, program, programs, row_blocks, tiles, splits, tail, group)
         rows = block * 128 + GROUP * 64 + gl.arange(0, 64, by_row)
         inside = rows < N
         if PER_ROW:
@@ -176,7 +205,7 @@ def _statistics_partition(
                 if n * BN < kept:
                     gl.store(kept_base + n * N + rows, base, mask=inside)
                     _store(half, kept_p, p.to(kept_p.dtype), block * 128 + GROUP * 64, n * BN)
-        out = statistics + split.to(gl.int64) * 3 * N + rows
+        out = statistics + piece.to(gl.int64) * 3 * N + rows
         gl.store(out, m, mask=inside)
         gl.store(out + N, s, mask=inside)
         gl.store(out + 2 * N, b, mask=inside)
@@ -199,7 +228,7 @@ def _dlogits_partition(
     row_blocks,
     tiles,
     splits,
-    units,
+    tail,
     steps,
     group,
     STAGES: gl.constexpr,
@@ -211,8 +240,10 @@ def _dlogits_partition(
     by_row: gl.constexpr = gl.SliceLayout(1, mma)
     stage = 0
     phase = 0
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        block, _split, tile, tile_end = _unit_of(unit, row_blocks, tiles, splits, group)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    for i in range(_unit_count(program, programs, row_blocks, splits, tail)):
+        block, _piece, tile, tile_end = _unit_at(i, program, programs, row_blocks, tiles, splits, tail, group)
         rows = block * 128 + GROUP * 64 + gl.arange(0, 64, by_row)
         inside = rows < N
         lse = gl.load(coefficients + rows, mask=inside, other=float("inf"))
@@ -255,7 +286,7 @@ def hopper_statistics_kernel(
     row_blocks,
     tiles,
     splits,
-    units,
+    tail,
     steps,
     group,
     STAGES: gl.constexpr,
@@ -263,7 +294,7 @@ def hopper_statistics_kernel(
     PER_ROW: gl.constexpr,
     num_warps: gl.constexpr,  # noqa: ARG001  (read by the launcher)
 ):
-    """``statistics[split, 3, N]``; ``h`` in blocks of 64 x DEPTH, ``w`` of COLUMNS x DEPTH, ``kept_p`` of 64 x 128."""
+    """``statistics[piece, 3, N]``; ``h`` in blocks of 64 x DEPTH, ``w`` of COLUMNS x DEPTH, ``kept_p`` of 64 x 128."""
     h_ring = gl.allocate_shared_memory(h.dtype, [2 * STAGES, 64, h.block_type.shape[1]], h.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, w.block_type.shape[0], w.block_type.shape[1]], w.layout)
     if KEEP:
@@ -276,12 +307,12 @@ def hopper_statistics_kernel(
     # fmt: off
     gl.warp_specialize([
         (_statistics_partition, (h_ring, w_ring, half0, full, empty, row_scale, scale, statistics, kept_p, kept_base,
-                                 kept, N, V, row_blocks, tiles, splits, units, steps, group, STAGES, gl.constexpr(0),
+                                 kept, N, V, row_blocks, tiles, splits, tail, steps, group, STAGES, gl.constexpr(0),
                                  KEEP, PER_ROW)),
         (_statistics_partition, (h_ring, w_ring, half1, full, empty, row_scale, scale, statistics, kept_p, kept_base,
-                                 kept, N, V, row_blocks, tiles, splits, units, steps, group, STAGES, gl.constexpr(1),
+                                 kept, N, V, row_blocks, tiles, splits, tail, steps, group, STAGES, gl.constexpr(1),
                                  KEEP, PER_ROW)),
-        (_load_partition, (h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, units, steps, 0, group,
+        (_load_partition, (h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, tail, steps, 0, group,
                            STAGES)),
     ], [4, 1], [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS])
     # fmt: on
@@ -300,7 +331,7 @@ def hopper_dlogits_kernel(
     row_blocks,
     tiles,
     splits,
-    units,
+    tail,
     steps,
     group,
     STAGES: gl.constexpr,
@@ -316,10 +347,10 @@ def hopper_dlogits_kernel(
     # fmt: off
     gl.warp_specialize([
         (_dlogits_partition, (h_ring, w_ring, half0, full, empty, row_scale, scale, coefficients, out, N, row_blocks,
-                              tiles, splits, units, steps, group, STAGES, gl.constexpr(0), PER_ROW)),
+                              tiles, splits, tail, steps, group, STAGES, gl.constexpr(0), PER_ROW)),
         (_dlogits_partition, (h_ring, w_ring, half1, full, empty, row_scale, scale, coefficients, out, N, row_blocks,
-                              tiles, splits, units, steps, group, STAGES, gl.constexpr(1), PER_ROW)),
-        (_load_partition, (h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, units, steps, first, group,
+                              tiles, splits, tail, steps, group, STAGES, gl.constexpr(1), PER_ROW)),
+        (_load_partition, (h, w, h_ring, w_ring, full, empty, row_blocks, tiles, splits, tail, steps, first, group,
                            STAGES)),
     ], [4, 1], [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS])
     # fmt: on

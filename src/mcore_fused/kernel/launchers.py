@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mcore_fused.kernel.hopper_gate import gluon_ready
 from mcore_fused.kernel.operands import Operands, descriptor, tma_readable
-from mcore_fused.kernel.schedule import GROUP, Tiles, ceil_div, split_count
+from mcore_fused.kernel.schedule import GROUP, Split, Tiles, ceil_div, plan_split
 from mcore_fused.kernel.triton_backward import coefficients_kernel, dlogits_kernel, kept_kernel, label_kernel
 from mcore_fused.kernel.triton_forward import LN2, combine_kernel, statistics_kernel
 
@@ -93,14 +93,14 @@ def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept 
     """Run the forward's main kernel.
 
     Returns:
-        ``[splits, 3, N]`` statistics, the kept exponentials or None, and the path that ran.
+        ``[pieces, 3, N]`` statistics, the kept exponentials or None, and the path that ran.
     """
     tokens = operands.tokens
     fast = _hopper(operands)
     tiles = HOPPER_TILES if fast else operands.tiles
     row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(operands.real_rows, tiles.columns)
-    splits = split_count(row_blocks, columns, operands.traits.programs)
-    statistics = torch.empty((splits, 3, tokens), dtype=torch.float32, device=operands.device)
+    split = plan_split(row_blocks, columns, operands.traits.programs)
+    statistics = torch.empty((split.pieces, 3, tokens), dtype=torch.float32, device=operands.device)
     kept = _kept_buffers(operands, kept_columns, tiles.columns) if kept_columns else None
     if operands.real_rows == 0:  # a shard of padding rows only: no tile, and statistics that weigh nothing
         statistics.zero_()[:, 0].fill_(-torch.inf)
@@ -115,10 +115,11 @@ def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept 
             statistics,
             operands.real_rows,
             None if kept is None else (kept.p, kept.base),
+            split,
             operands.traits.programs,
         )
     else:
-        _plain_statistics(operands, statistics, kept)
+        _plain_statistics(operands, statistics, kept, split)
     return statistics, kept, "gluon" if fast else "triton"
 
 
@@ -130,15 +131,13 @@ def _kept_buffers(operands: Operands, columns: int, width: int) -> Kept:
     return Kept(storage.view(tokens, stride)[:, :columns], base, width, storage)
 
 
-def _plain_statistics(operands: Operands, statistics: Tensor, kept: Kept | None) -> None:
+def _plain_statistics(operands: Operands, statistics: Tensor, kept: Kept | None, split: Split) -> None:
     tokens, hidden_size = operands.hidden.shape
     tiles = operands.tiles
     row_blocks, columns = ceil_div(tokens, tiles.rows), ceil_div(operands.real_rows, tiles.columns)
-    splits = statistics.shape[0]
-    units = row_blocks * splits
     h, w = _pair(operands, tiles)
     row_scale, scale = _scale_arguments(operands)
-    statistics_kernel[(min(operands.traits.programs, units),)](
+    statistics_kernel[(min(operands.traits.programs, row_blocks * split.pieces),)](
         h,
         w,
         operands.hidden.stride(0),
@@ -155,8 +154,8 @@ def _plain_statistics(operands: Operands, statistics: Tensor, kept: Kept | None)
         hidden_size,
         row_blocks,
         columns,
-        splits,
-        units,
+        split.count,
+        split.tail,
         ceil_div(hidden_size, tiles.depth),
         GROUP,
         BM=tiles.rows,

@@ -21,7 +21,7 @@ from mcore_fused.errors import CallArgumentError, CallTypeError
 from mcore_fused.kernel.arguments import normalise_call
 from mcore_fused.kernel.dispatch import backend_module, choose_path
 from mcore_fused.kernel.launches import record_launch
-from mcore_fused.kernel.problem import Problem, ieee_fp32_products
+from mcore_fused.kernel.problem import Problem, exact_products
 from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES, token_chunks
 from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, exchange_shard_sizes, start_all_reduce
 
@@ -239,7 +239,7 @@ class _FoldedLoss(torch.autograd.Function):
         need: bool,
     ) -> tuple[Tensor, ...]:
         needs = (need and hidden.requires_grad, need and weight.requires_grad)
-        with torch.autocast(hidden.device.type, enabled=False), ieee_fp32_products():
+        with exact_products(hidden.device.type):
             fold = _Fold(hidden.detach(), weight.detach(), labels, logit_scale, tokens, plan, needs)
             outputs = fold.run()
         ctx.gradients = (fold.grad_hidden, fold.grad_weight)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["Gradients", "Outcome", "Problem", "ReduceHidden", "ieee_fp32_products"]
+__all__ = ["Gradients", "Outcome", "Problem", "ReduceHidden", "exact_products", "ieee_fp32_products"]
 
 # Starts the sum of a partial hidden gradient over the vocabulary shards; the result waits for it.
 ReduceHidden = Callable[[Tensor], Callable[[], None]]
@@ -56,6 +57,17 @@ class Outcome:
     rows: tuple[Tensor, ...]
     path: str
     kept: object | None = field(default=None, repr=False)
+
+
+@contextmanager
+def exact_products(device: str) -> Iterator[None]:
+    """Products inside have the dtype of their operands: no autocast, no TF32. Costs nothing where neither is on."""
+    with ieee_fp32_products():
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield
 
 
 class ieee_fp32_products:  # noqa: N801  (a context manager, named as one)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mcore_fused.kernel.triton_forward import LN2, VARYING, load_rows, unit_of
+from mcore_fused.kernel.triton_forward import LN2, VARYING, load_rows, unit_at
 
 __all__ = ["coefficients_kernel", "dlogits_kernel", "kept_kernel", "label_kernel"]
 
@@ -99,7 +99,7 @@ def dlogits_kernel(
     One flat loop over (tile, k): the store and exp2 of a tile run under the loads of the next one.
     """
     programs = tl.num_programs(0)
-    tile = tl.program_id(0) - programs
+    i = 0
     total = tl.cdiv(row_blocks * tiles - tl.program_id(0), programs) * steps
     k = steps - 1
     block = 0
@@ -108,8 +108,8 @@ def dlogits_kernel(
     for _ in range(total):
         k = tl.where(k == steps - 1, 0, k + 1)
         if k == 0:
-            tile += programs
-            block, column, _first, _end = unit_of(tile, row_blocks, tiles, tiles, group)
+            block, column, _first, _end = unit_at(i, tl.program_id(0), programs, row_blocks, tiles, tiles, 0, group)
+            i += 1
         x = load_rows(h, h_stride, block * BM, N, k * BK, H, BM, BK, TMA, WIDEN)
         y = load_rows(w, w_stride, first + column * BN, V, k * BK, H, BN, BK, TMA, WIDEN)
         acc = tl.dot(x, y.T, acc, input_precision=PRECISION)

@@ -19,22 +19,47 @@ _LN2 = tl.constexpr(LN2)
 _FLOOR = tl.constexpr(-1.0e30)
 
 # Sizes that vary between calls are never specialised: one compilation serves every N, V and split count.
-VARYING = ["N", "V", "row_blocks", "tiles", "splits", "units", "steps", "first", "kept", "group", "ignore_index"]
+VARYING = ["N", "V", "row_blocks", "tiles", "splits", "tail", "steps", "first", "kept", "group", "ignore_index"]
 
 
 @triton.jit
-def unit_of(unit, row_blocks, tiles, splits, group):
-    """Unit number -> (row block, split, first tile, end tile).
+def unit_count(program, programs, row_blocks, splits, tail):
+    """How many units a program has: runs, and tails where it has a run less than others (see schedule.Split)."""
+    runs = row_blocks * splits
+    mine = (runs - program + programs - 1) // programs
+    first_spare = runs % programs
+    spare = programs - first_spare
+    has_tails = (tail > 0) & (program >= first_spare) & (program - first_spare < row_blocks)
+    tails = tl.where(has_tails, (row_blocks - (program - first_spare) + spare - 1) // spare, 0)
+    return mine + tails
+
+
+@triton.jit
+def unit_at(i, program, programs, row_blocks, tiles, splits, tail, group):
+    """The program's unit number ``i`` -> (row block, piece, first tile, end tile).
 
     Row blocks run fastest inside a group, so that the programs in flight share a group's row blocks and few weight
     tiles in L2.
     """
+    runs = row_blocks * splits
+    mine = (runs - program + programs - 1) // programs
+    unit = program + i * programs
     width = group * splits
     first_block = (unit // width) * group
-    size = min(row_blocks - first_block, group)
+    size = max(min(row_blocks - first_block, group), 1)
     block = first_block + (unit % width) % size
-    split = (unit % width) // size
-    return block, split, (split * tiles) // splits, ((split + 1) * tiles) // splits
+    piece = (unit % width) // size
+    body = tiles - tail
+    first = (piece * body) // splits
+    end = ((piece + 1) * body) // splits
+    first_spare = runs % programs
+    spare = programs - first_spare
+    is_tail = i >= mine
+    block = tl.where(is_tail, program - first_spare + (i - mine) * spare, block)
+    piece = tl.where(is_tail, splits, piece)
+    first = tl.where(is_tail, body, first)
+    end = tl.where(is_tail, tiles, end)
+    return block, piece, first, end
 
 
 @triton.jit
@@ -73,7 +98,7 @@ def statistics_kernel(
     row_blocks,
     tiles,
     splits,
-    units,
+    tail,
     steps,
     group,
     BM: tl.constexpr,
@@ -85,13 +110,15 @@ def statistics_kernel(
     WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Per unit and row: max, sum of p, sum of p * (x - max), to ``statistics[split, 3, N]``.
+    """Per unit and row: max, sum of p, sum of p * (x - max), to ``statistics[piece, 3, N]``.
 
     KEEP: p of the first ``kept`` columns goes to ``kept_p`` in the inputs' dtype, its reference to
     ``kept_base[tile, N]``.
     """
-    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
-        block, split, tile, tile_end = unit_of(unit, row_blocks, tiles, splits, group)
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    for i in range(unit_count(program, programs, row_blocks, splits, tail)):
+        block, piece, tile, tile_end = unit_at(i, program, programs, row_blocks, tiles, splits, tail, group)
         rows = block * BM + tl.arange(0, BM)
         inside = rows < N
         if PER_ROW:
@@ -124,7 +151,7 @@ def statistics_kernel(
                     tl.store(kept_base + n * N + rows, base, mask=inside)
                     at = kept_p + rows.to(tl.int64)[:, None] * kept_stride + columns[None, :]
                     tl.store(at, p.to(kept_p.dtype.element_ty), mask=inside[:, None] & (columns < kept)[None, :])
-        out = statistics + split.to(tl.int64) * 3 * N + rows
+        out = statistics + piece.to(tl.int64) * 3 * N + rows
         tl.store(out, m, mask=inside)
         tl.store(out + N, s, mask=inside)
         tl.store(out + 2 * N, b, mask=inside)

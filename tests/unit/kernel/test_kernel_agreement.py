@@ -5,6 +5,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from kernel_properties import Case, cases, check
 
+from mcore_fused.kernel.schedule import plan_split
+
 # numpy warns where the interpreter meets 0/0 or 0 * inf in lanes that are masked out or poisoned on purpose
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
@@ -35,3 +37,12 @@ def test_several_chunks_in_the_interpreter(interpreter: str, kept: float, chunk_
         tokens=5, width=16, rows=700, padding=3, kept=kept, chunk_columns=chunk_columns, dtype=torch.float32, seed=3
     )
     check(case, "cpu", interpreter)
+
+
+@pytest.mark.parametrize("rows", [65, 97, 160, 385])
+def test_runs_and_tails_in_the_interpreter(interpreter: str, rows: int) -> None:
+    """Schedules with a tail: the interpreter pretends to have three programs, of four row blocks each."""
+    tokens = 61
+    split = plan_split(4, -(-rows // 32), 3)
+    assert split.pieces > 1
+    check(Case(tokens=tokens, width=16, rows=rows, dtype=torch.float32), "cpu", interpreter)

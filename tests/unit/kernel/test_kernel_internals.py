@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,19 +13,41 @@ from kernel_properties import Case, check
 
 from mcore_fused.kernel import launches, torch_backend
 from mcore_fused.kernel.problem import ieee_fp32_products
-from mcore_fused.kernel.schedule import kept_columns, plan_chunks, split_count
+from mcore_fused.kernel.schedule import Split, kept_columns, makespan, plan_chunks, plan_split, walk
 
 
-@given(st.integers(1, 300), st.integers(1, 700), st.sampled_from([3, 108, 132]))
+@given(
+    row_blocks=st.integers(1, 300),
+    tiles=st.integers(1, 700),
+    programs=st.sampled_from([1, 3, 108, 132]),
+    cut=st.one_of(st.none(), st.tuples(st.integers(1, 40), st.integers(0, 40))),
+)
 @settings(max_examples=60, deadline=None)
-def test_splits_cover_the_tiles(row_blocks: int, tiles: int, programs: int) -> None:
-    """Every split has a tile, and together they cover all tiles."""
-    splits = split_count(row_blocks, tiles, programs)
-    assert 1 <= splits <= tiles
-    units = [(s * tiles // splits, (s + 1) * tiles // splits) for s in range(splits)]
-    assert units[0][0] == 0
-    assert units[-1][1] == tiles
-    assert all(a < b for a, b in units)
+def test_every_tile_is_done_once_and_the_makespan_is_not_underestimated(row_blocks, tiles, programs, cut) -> None:
+    if cut is None:
+        split = plan_split(row_blocks, tiles, programs)
+    else:
+        count = min(cut[0], tiles)
+        split = Split(count, min(cut[1], tiles - count))
+    work = walk(row_blocks, tiles, split, programs)
+    done = sorted((block, first, end) for program in work for block, _, first, end in program)
+    for block in range(row_blocks):
+        mine = [(first, end) for b, first, end in done[block * split.pieces : (block + 1) * split.pieces] if b == block]
+        assert len(mine) == split.pieces
+        assert mine[0][0] == 0
+        assert mine[-1][1] == tiles
+        assert all(a[1] == b[0] for a, b in pairwise(mine))
+        assert all(first < end for first, end in mine)
+    pieces = {(block, piece) for program in work for block, piece, _, _ in program}
+    assert len(pieces) == row_blocks * split.pieces
+    busiest = max(sum(end - first + 0.1 for _, _, first, end in program) for program in work)
+    assert busiest <= makespan(row_blocks, tiles, split, programs) + 1e-6
+
+
+@pytest.mark.parametrize(("row_blocks", "tiles"), [(8, 594), (64, 75), (32, 125), (128, 594), (64, 594), (64, 501)])
+def test_the_benchmark_shapes_are_cut_within_three_percent_of_an_even_share(row_blocks, tiles) -> None:
+    split = plan_split(row_blocks, tiles, 132)
+    assert makespan(row_blocks, tiles, split, 132) <= 1.03 * row_blocks * tiles / 132
 
 
 @given(
