@@ -15,9 +15,12 @@ import typer
 from rich.console import Console
 
 from mcore_compat import collecting, gate_cli, render_markdown, render_terminal
+from mcore_compat.contract.planning import class_of_cells
+from mcore_compat.contract.rules import Rule
 from mcore_compat.datafile import schema_text, stale_schemas
 from mcore_compat.errors import McoreCompatError, UsageError
 from mcore_compat.expectations import Expectations
+from mcore_compat.gate.model import GateReport
 from mcore_compat.inventory import Inventory, check_of, derive, load_inventory, write_text
 from mcore_compat.links import broken_links
 from mcore_compat.matrix import MatrixFile, load_matrix
@@ -106,12 +109,14 @@ def plan(
     root: Root = None,
 ) -> None:
     """List the cells that a run would judge."""
-    cells = plan_cells(load_matrix(_root(root) / "compat_matrix" / "matrix.toml"), _selection(select, classes, shard))
+    data = _root(root) / "compat_matrix"
+    class_of = class_of_cells(data)
+    cells = plan_cells(load_matrix(data / "matrix.toml"), _selection(select, classes, shard), class_of)
     if github:
         typer.echo(github_matrix(cells))
         return
     for cell in cells:
-        typer.echo(f"{cell.id:28} class {cell.contract_class:10} mode {cell.expected_mode:7} lane {cell.lane}")
+        typer.echo(f"{cell.id:28} class {class_of(cell):10} mode {cell.expected_mode:7} lane {cell.lane}")
 
 
 @app.command()
@@ -150,6 +155,8 @@ def schema(
         data / "inventory.schema.json": schema_text(Inventory),
         data / "expectations.schema.json": schema_text(Expectations),
         data / "report.schema.json": schema_text(Report),
+        data / "gate.schema.json": schema_text(GateReport),
+        data / "rule.schema.json": schema_text(Rule),
     }
     stale = stale_schemas(texts)
     if check and stale:

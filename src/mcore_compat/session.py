@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.expectations import Expectations, load_expectations
 from mcore_compat.inventory import Inventory, load_inventory
@@ -97,7 +98,7 @@ def prepare(config: RunConfig, host: Mapping[str, str], now: dt.datetime) -> Pre
     expectations = load_expectations(data / "expectations.toml")
     if not config.suite.is_dir():
         raise UsageError(f"There is no suite at {config.suite.name}/.", "Name its folder with --suite.")
-    cells = plan_cells(matrix, config.selection)
+    cells = plan_cells(matrix, config.selection, class_of_cells(data))
     resumed = newest_unfinished(config.reports) if config.resume else None
     if resumed is not None:
         cells = tuple(cell for cell in matrix.cells if cell.id in resumed.planned)

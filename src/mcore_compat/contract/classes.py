@@ -1,8 +1,9 @@
 """Equivalence classes of releases: one cell of a class stands for all of it in a pull request.
 
-Two releases are of one class when everything that we replace or are called by reads the same in both: those are
-the places where a patch can break although every call still works. What we only call or read is left to the
-newest release of the class, and all releases run nightly. Classes are computed, never written down.
+Two releases are of one class when everything that we replace or are called by, and that a rule above a note looks
+at, reads the same in both: those are the places where a patch can break although every call still works. What we
+only call or read is left to the newest release of the class, and all releases run nightly. Classes are computed,
+never written down.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ReleaseClass:
 
 
 def _digest(contract: Contract, rules: Iterable[Rule]) -> str:
-    binding = [rule for rule in rules if rule.way in _BINDING]
+    binding = [rule for rule in rules if rule.way in _BINDING and rule.level != "info"]
     facts = {
         item.id: item.value
         for item in contract.items.values()

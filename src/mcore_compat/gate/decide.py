@@ -22,7 +22,8 @@ def decide(
     if candidate.cell is not None and candidate.cell.verdict in _NOT_JUDGED:
         return candidate.cell.verdict, candidate.cell.reason
     if broken:
-        first = next((f for f in broken if f.origin == "cell"), broken[0])
+        # A confirmed contract finding says why; a failed check only that.
+        first = min(broken, key=lambda f: (f.witness != "confirmed", f.origin != "cell"))
         more = f" (+{len(broken) - 1} more)" if len(broken) > 1 else ""
         return Verdict.BREAK, f"{first.title}: {first.message.partition(chr(10))[0]}{more}"
     if baseline.cell is not None and baseline.cell.verdict in _NOT_JUDGED:

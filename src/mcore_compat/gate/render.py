@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mcore_compat.gate.model import GateFinding, GateReport, Side
+from mcore_compat.gate.pairing import signature
 
 __all__ = ["markdown", "text"]
 
@@ -34,6 +35,19 @@ def _shown(findings: Iterable[GateFinding], everything: bool) -> list[GateFindin
     return [f for f in findings if everything or (f.level != "info" and (f.state != "same" or f.origin == "cell"))]
 
 
+def _grouped(findings: Iterable[GateFinding]) -> list[tuple[GateFinding, int]]:
+    """Findings of cells with the same message told once, with the number of others."""
+    groups: dict[tuple[str, ...], list[GateFinding]] = {}
+    for finding in findings:
+        key = ("cell", finding.level, signature(finding.message)) if finding.origin == "cell" else (str(id(finding)),)
+        groups.setdefault(key, []).append(finding)
+    return [(group[0], len(group) - 1) for group in groups.values()]
+
+
+def _others(count: int) -> str:
+    return f" (+{count} more checks with this message)" if count else ""
+
+
 def _witness(finding: GateFinding) -> str:
     if finding.witness == "none":
         return ""
@@ -52,8 +66,8 @@ def text(report: GateReport, *, everything: bool = False) -> str:
         group = [finding for finding in chosen if finding.state == state]
         if group:
             lines += ["", f"{_HEADINGS[state]} ({len(group)})"]
-        for finding in group:
-            lines.append(f"  [{finding.level}] {finding.title}: {finding.message.partition(chr(10))[0]}")
+        for finding, more in _grouped(group):
+            lines.append(f"  [{finding.level}] {finding.title}: {finding.message.partition(chr(10))[0]}{_others(more)}")
             details = (
                 [finding.where or "", _witness(finding)] if finding.origin == "contract" else [finding.witness_note]
             )
@@ -86,15 +100,15 @@ def markdown(report: GateReport, *, budget: int = 60_000) -> str:
     for state in _STATES:
         group = [finding for finding in _shown(report.findings, everything=False) if finding.state == state]
         rows = [f"## {_HEADINGS[state]} ({len(group)})", ""] if group else []
-        for finding in group:
+        for finding, more in _grouped(group):
             place = f" `{finding.where}`" if finding.where else ""
             witness = f" _{_witness(finding)}_" if _witness(finding) else ""
             link = f" [more]({finding.link})" if finding.link else ""
             consequence = "".join(f"\n  - {m}: {w}" for m, w in finding.consequence.items()) if state == "new" else ""
             message = finding.message.partition("\n")[0][:400]
-            row = f"- **{finding.level}** {finding.title}: {message}{place}{witness}{link}{consequence}"
+            row = f"- **{finding.level}** {finding.title}: {message}{_others(more)}{place}{witness}{link}{consequence}"
             if size + len(row) > budget:
-                cut += 1
+                cut += 1 + more
                 continue
             size += len(row) + 1
             rows.append(row)

@@ -52,7 +52,7 @@ def test_the_plan_for_github_is_json():
     result = CliRunner().invoke(cli.app, ["plan", "--github", "--classes", "--shard", "1/2", "--root", str(ROOT)])
     assert result.exit_code == 0
     assert [job["cell"] for job in json.loads(result.output)["include"]] == [
-        "0.12.3", "0.16.1", "0.19.2", "0.17.1-backport-dishonest",
+        "0.12.3", "0.15.3", "0.17.1", "0.19.2", "0.17.1-backport-dishonest",
     ]  # fmt: skip
 
 
