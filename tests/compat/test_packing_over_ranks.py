@@ -1,4 +1,4 @@
-"""Packing over two real context-parallel ranks: outputs and gradients of the whole batch equal those of one rank.
+"""Packing over two real ranks: outputs and gradients of the whole batch equal those of one rank.
 
 float64 sums in another order: some hundred roundings of 1.1e-16, relative to the size of the whole gradient.
 """
@@ -7,8 +7,8 @@ import dataclasses
 from functools import lru_cache
 
 import pytest
-from support.context_parallel import contiguous_round_trip, jagged_step
 from support.models import Shape
+from support.packed_ranks import contiguous_round_trip, fused_and_unfused_step, jagged_step
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.needs("factories", "float64")
@@ -29,7 +29,7 @@ def _has_dynamic_groups():
     return "local_cp_size" in {field.name for field in dataclasses.fields(PackedSeqParams)}
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _one_rank(shape):
     return run_ranks(jagged_step, shape, LENGTHS, TEMPERATURES, {})[0]
 
@@ -65,3 +65,20 @@ def test_the_contiguous_layout_is_split_and_comes_back_over_real_ranks():
     for rank, (values, refusal) in enumerate(run_ranks(contiguous_round_trip, LENGTHS, world=2, cp=2)):
         assert values.tolist() == list(range(1, 17)), f"rank {rank}"
         assert refusal is None or "cp_partition_mode" in refusal
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_ranks_equal_one_fused_and_unfused(sequence_parallel):
+    """L4, L9: odd rows over two tensor-parallel ranks; the unfused counterpart gathers the vocabulary's shards."""
+    shape = Shape(packed=True, vocab=96)
+    split = dataclasses.replace(shape, tp=2, sequence_parallel=sequence_parallel)
+    expected, _ = _one_rank(shape)
+    for rank, (fused, unfused) in enumerate(
+        run_ranks(fused_and_unfused_step, split, LENGTHS, TEMPERATURES, {}, world=2, tp=2)
+    ):
+        for outputs, gradients in (fused, unfused):
+            for name, actual, single in zip(("log_probs", "entropy"), outputs, expected, strict=True):
+                _assert_close(actual, single, f"{name} of rank {rank}")
+            assert gradients.keys() == fused[1].keys()
+            for name, gradient in gradients.items():
+                _assert_close(gradient, fused[1][name], f"{name} of rank {rank}")

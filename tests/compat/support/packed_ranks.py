@@ -1,4 +1,4 @@
-"""Two context-parallel ranks on one host: a core attention that sees the other rank's keys, and what a rank does."""
+"""Packed batches on several ranks: a core attention that sees other ranks' keys, and what a rank does."""
 
 import copy
 from itertools import pairwise
@@ -68,15 +68,16 @@ def weights(tokens):
     return torch.linspace(-1, 2, 2 * tokens, dtype=torch.float64, device=DEVICE).reshape(2, tokens)
 
 
-def jagged_step(shape, lengths, temperatures, options):
-    """One fused step on this rank: its outputs for the whole batch, and its share of the gradients."""
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+def jagged_step(shape, lengths, temperatures, options, fused=True):
+    """One step on this rank: its outputs for the whole batch, and its share of the gradients."""
+    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     if shape.cp > 1:
         models.PackedAttention = ContextParallelAttention  # this process is one rank and ends after the step
     model, nested = models.build(shape), Rows.of(shape.vocab, lengths).nested
     temperature = torch.tensor(temperatures, dtype=torch.float64, device=DEVICE)
-    output = fused_forward_no_padding_gen()(model, nested, nested, {}, temperature, True, 0, **options)
+    forward = fused_forward_no_padding_gen() if fused else forward_no_padding_gen()
+    output = forward(model, nested, nested, {}, temperature, True, 0, **options)
     values = [output[name].values() for name in ("log_probs", "entropy")]
     sum((weight * value).sum() for weight, value in zip(weights(sum(lengths)), values, strict=True)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -99,3 +100,8 @@ def contiguous_round_trip(lengths):
     except UnsupportedConfigError as refusal:
         return values, str(refusal)
     return values, None
+
+
+def fused_and_unfused_step(*arguments):
+    """The same step on this rank through the fused head and through stock logits."""
+    return jagged_step(*arguments), jagged_step(*arguments, fused=False)
