@@ -15,7 +15,7 @@ from kernel_properties import Case, cases, check  # noqa: E402
 from test_kernel_policy_loss import *  # noqa: E402, F403  (the tests themselves)
 from test_kernel_semantics import *  # noqa: E402, F403  (the tests themselves)
 
-from mcore_fused.kernel import hopper_gate, kernel_launches, launchers, operands  # noqa: E402
+from mcore_fused.kernel import hopper_gate, kernel_launches, launchers, operands, schedule  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -31,6 +31,7 @@ LANES = {
 
 @pytest.fixture(params=LANES)
 def lane(request, monkeypatch) -> Lane:
+    monkeypatch.setattr(schedule, "TOKEN_STEP", 16)  # several token chunks of the folded loss at test sizes
     if request.param == "gluon":
         if torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("the Gluon kernels are for compute capability 9.0")

@@ -25,7 +25,7 @@ from mcore_fused.kernel.problem import Problem, exact_products
 from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES, token_chunks
 from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, exchange_shard_sizes, start_all_reduce
 
-__all__ = ["PolicyLoss", "PolicyLossOutput", "fused_linear_policy_loss", "token_loss"]
+__all__ = ["PolicyLoss", "PolicyLossOutput", "TokenLoss", "fused_linear_policy_loss", "token_loss"]
 
 DEFAULT_LOGITS_BYTES = 512 << 20
 
@@ -96,6 +96,19 @@ class _Plan:
     weight_grad_dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class TokenLoss:
+    """Of each token: the loss, its derivative in the log-prob, the divergence estimate, whether the clip is active.
+
+    The derivative in the entropy is the constant ``-entropy_coefficient``.
+    """
+
+    loss: Tensor
+    by_log_prob: Tensor
+    kl: Tensor | None
+    clipped: Tensor | None
+
+
 def token_loss(
     policy: PolicyLoss,
     log_probs: Tensor,
@@ -103,23 +116,33 @@ def token_loss(
     advantages: Tensor,
     old_log_probs: Tensor | None,
     ref_log_probs: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Per token: the loss, the divergence estimate, and whether the clipped surrogate is the active one."""
+) -> TokenLoss:
+    """The loss of each token with its derivative, written out: a dozen small operations instead of a graph."""
+    clipped = kl = None
     if policy.kind == "policy_gradient":
-        surrogate, clipped = advantages * log_probs, torch.zeros_like(log_probs, dtype=torch.bool)
+        loss, slope = -advantages * log_probs, -advantages
     else:
         assert old_log_probs is not None
         ratio = torch.exp(log_probs - old_log_probs)
         free = ratio * advantages
         bound = ratio.clamp(1 - policy.clip_low, 1 + policy.clip_high) * advantages
-        surrogate, clipped = torch.minimum(free, bound), bound < free
-    loss = policy.entropy_coefficient * -entropy - surrogate
-    kl = torch.zeros_like(log_probs)
+        clipped = bound < free
+        # the derivative of ratio * advantage in the log-prob is itself; the clipped one is constant
+        loss, slope = -torch.minimum(free, bound), torch.where(clipped, 0.0, -free)
+    if policy.entropy_coefficient:
+        loss = torch.add(loss, entropy, alpha=-policy.entropy_coefficient)
     if ref_log_probs is not None:
-        d = log_probs - ref_log_probs
-        kl = d if policy.kl == "k1" else d * d / 2 if policy.kl == "k2" else torch.exp(-d) - 1 + d
-        loss = loss + policy.kl_coefficient * kl
-    return loss, kl, clipped
+        gap = log_probs - ref_log_probs
+        if policy.kl == "k1":
+            kl, kl_slope = gap, torch.ones_like(gap)
+        elif policy.kl == "k2":
+            kl, kl_slope = gap * gap / 2, gap
+        else:
+            kl_slope = -torch.expm1(-gap)
+            kl = gap - kl_slope
+        loss = torch.add(loss, kl, alpha=policy.kl_coefficient)
+        slope = torch.add(slope, kl_slope, alpha=policy.kl_coefficient)
+    return TokenLoss(loss, slope, kl, clipped)
 
 
 def fused_linear_policy_loss(
@@ -294,9 +317,12 @@ class _Fold:
         done = [self._chunk(first, end, shard, real_rows) for first, end in pieces]
         if self.grad_weight is not None:
             self.grad_weight = self.grad_weight.to(self.weight.dtype)
-        log_probs, entropy, loss, kl, clipped = (torch.cat(column) for column in zip(*done, strict=True))
-        scale = self.share
-        return (loss.sum() * scale, log_probs, entropy, kl.sum() / self.count, clipped.sum() / self.count)
+        log_probs, entropy, *rest = (
+            column[0] if len(column) == 1 else torch.cat(column) for column in zip(*done, strict=True)
+        )
+        # at ignored tokens the caller's values may be anything
+        loss, kl, clipped = torch.where(self.counted, torch.stack(rest), 0.0).sum(1).unbind()
+        return (loss * self.share, log_probs, entropy, kl / self.count, clipped / self.count)
 
     def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor, ...]:
         plan = self.plan
@@ -310,22 +336,19 @@ class _Fold:
             1 << 62 if wanted else 0,
         )
         record_launch(outcome.path, interpreted=self.hidden.device.type == "cpu" and outcome.path != "torch")
-        counted = self.counted[first:end]
         values = [None if value is None else value[first:end].to(outcome.entropy.dtype) for value in self.tokens]
-        log_probs, entropy = outcome.log_probs.detach(), outcome.entropy.detach()
-        with torch.enable_grad():
-            leaves = log_probs.clone().requires_grad_(), entropy.clone().requires_grad_()
-            loss, kl, clipped = token_loss(plan.policy, *leaves, *values)  # type: ignore[arg-type]
-            loss = torch.where(counted, loss, 0.0)
-            upstream = torch.autograd.grad((loss * self.share).sum(), leaves, allow_unused=True)
+        token = token_loss(plan.policy, outcome.log_probs, outcome.entropy, *values)  # type: ignore[arg-type]
         if wanted:
-            self._products(problem, outcome, upstream, first, end)
+            bonus = plan.policy.entropy_coefficient
+            by_entropy = (self.share * -bonus).expand(end - first) if bonus else None
+            self._products(problem, outcome, (token.by_log_prob * self.share, by_entropy), first, end)
+        zero = torch.zeros_like(token.loss)
         return (
-            log_probs,
-            entropy,
-            loss.detach(),
-            torch.where(counted, kl.detach(), 0.0),
-            (clipped & counted).to(loss.dtype),
+            outcome.log_probs,
+            outcome.entropy,
+            token.loss,
+            zero if token.kl is None else token.kl,
+            zero if token.clipped is None else token.clipped.to(zero.dtype),
         )
 
     def _products(
