@@ -73,9 +73,16 @@ def gate(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def bundle(session: nox.Session) -> None:
+    """The wheels that a GPU host without a network needs, in .bundle/."""
+    session.install("-e", ".[harness]", NUMPY)
+    script(session, "ci/bundle")
+
+
+@nox.session(python=False)
 def gpu(session: nox.Session) -> None:
-    """The GPU lane, with the host's own torch and triton."""
-    script(session, "ci/gpu")
+    """The GPU lane, with the host's own Python, torch and triton: nothing is installed."""
+    session.run("python3", "ci/gpu", *session.posargs, external=True)
 
 
 @nox.session(python=PYTHON)

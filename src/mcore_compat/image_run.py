@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.expectations import Expectations, load_expectations
 from mcore_compat.image import Image, image_cell, link_farm, provision_in_image, read_image
-from mcore_compat.inventory import Inventory, load_inventory
+from mcore_compat.inventory import Inventory, check_of, load_inventory
 from mcore_compat.judge import judge_cell, judge_expectations
 from mcore_compat.matrix import Cell
 from mcore_compat.progress import Display
@@ -93,7 +94,10 @@ def run_lane(
     started, clock = dt.datetime.now(dt.UTC), time.monotonic()
     image = read_image()
     subject = build_subject_offline(config.root, config.work / "subject", config.commit)
-    cells = tuple(image_cell(cell, image, house, host, config.variables, config.limit_s) for cell in config.cells)
+    cells = tuple(
+        image_cell(cell, image, house, host, {**config.variables, **_card(config, image, host, place)}, config.limit_s)
+        for place, cell in enumerate(config.cells)
+    )
     inputs = {"subject": subject.sha256, "suite": _digest_of_suite(config.root)}
     plan = RunPlan(
         run_id=new_run_id(started),
@@ -131,6 +135,14 @@ def run_lane(
     return report, lane.folder
 
 
+def _card(config: LaneConfig, image: Image, host: Mapping[str, str], place: int) -> dict[str, str]:
+    """Cells of one rank take turns on the cards; cells of several ranks, and a caller's own choice, have them all."""
+    several = "MCORE_COMPAT_NPROC" in config.variables
+    if several or len(image.gpus) < 2 or "CUDA_VISIBLE_DEVICES" in host:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": str(place % len(image.gpus))}
+
+
 def _all_judged(lane: _Lane, cells: tuple[Cell, ...], display: Display) -> tuple[CellResult, ...]:
     finished: dict[str, CellResult] = {}
     with ThreadPoolExecutor(max_workers=max(1, lane.config.jobs), thread_name_prefix="cell") as pool:
@@ -158,6 +170,8 @@ def _judged(lane: _Lane, cell: Cell, display: Display) -> CellResult:
         lane.folder.save_text(f"cells/{cell.id}/lock.txt", provisioned.environment.lock)
     today = dt.datetime.now(dt.UTC).date()
     judged = _advised(judge_cell(cell, provisioned, suite, lane.inventory, lane.expectations, today))
+    measured = _measured(lane.folder.cell(cell.id) / "reportlog.jsonl")
+    judged = judged.model_copy(update={"findings": (*judged.findings, *measured)})
     result = lane.folder.save_result(judged)
     display.done(result)
     return result
@@ -171,6 +185,24 @@ def _advised(result: CellResult) -> CellResult:
         for finding in result.findings
     )
     return result.model_copy(update={"findings": findings})
+
+
+def _measured(log: Path) -> tuple[Finding, ...]:
+    """What checks measured and want told (pytest's ``record_property``); it is held against nobody."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if isinstance(entry, dict) and entry.get("when") == "teardown":
+            check = check_of(str(entry.get("nodeid")))
+            found += [
+                Finding(kind="measured", message=f"{name}: {value}", check=check)
+                for name, value in entry.get("user_properties") or ()
+            ]
+    return tuple(found)
 
 
 def build_subject_offline(root: Path, store: Path, commit: str | None) -> Subject:

@@ -21,7 +21,7 @@ LOGITS = 2 * VOCAB * SEQ * BATCH
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_logits_never_exist(subject, mode):
+def test_logits_never_exist(subject, mode, record_property):
     shape = replace(LANE, vocab=VOCAB, tied=True, layers=1)
     chain, batch = bf16_chain(shape), batch_for(VOCAB, BATCH, SEQ)
     largest = LargestTensor()
@@ -33,6 +33,10 @@ def test_logits_never_exist(subject, mode):
 
     step()  # compiles, and lets allocators and workspaces reach their size
     peak = device_peak(step)
+    record_property(
+        f"fused step at {VOCAB} words and {SEQ * BATCH} tokens ({mode})",
+        f"peak {(peak or 0) / 1e6:.0f} MB, largest tensor {largest.largest / 1e6:.0f} MB; bf16 logits {LOGITS / 1e6:.0f} MB",
+    )
     assert largest.largest < LOGITS / 2, f"a tensor of {largest.largest} bytes was made; logits are {LOGITS}"
     if peak is not None:
         assert peak < LOGITS / 2, f"fused peak {peak}, logits {LOGITS}"
