@@ -337,9 +337,8 @@ def multi_token_items(index: ModuleIndex) -> Iterator[Item]:
     """What multi-token prediction does with its own logits, wherever this release computes its loss."""
     model = index.find_class("GPTModel", "megatron.core.models.gpt.gpt_model")
     candidates = [index.method(model, "_postprocess") if model else None]
-    if _MTP_MODULE in index.tree.files:
-        candidates.append(index.function(_MTP_MODULE, "process_mtp_loss"))
-        candidates.append(index.function(_MTP_MODULE, "forward", "MultiTokenPredictionBlock"))
+    candidates.append(index.function(_MTP_MODULE, "process_mtp_loss"))
+    candidates.append(index.function(_MTP_MODULE, "forward", "MultiTokenPredictionBlock"))
     for function in filter(None, candidates):
         for loop in loop_bodies(function.node):
             heads = [call for call in calls(loop) if text(call.func) in {LAYER, "output_layer"}]

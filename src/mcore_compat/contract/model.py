@@ -52,6 +52,19 @@ class Item:
     value: Json
     where: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        # A value read from source and the same one read from a snapshot must be equal.
+        object.__setattr__(self, "value", _plain(self.value))
+
+
+def _plain(value: Json) -> Json:
+    """The value in the containers that JSON reads back."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return value
+
 
 @dataclass(frozen=True)
 class VersionLabels:

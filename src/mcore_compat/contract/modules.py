@@ -144,6 +144,8 @@ class ModuleIndex:
 
     def function(self, path: str, name: str, owner: str | None = None) -> FunctionRef | None:
         """A module-level function, or a class's own method."""
+        if path not in self.tree.files:
+            return None
         scope: ast.Module | ast.ClassDef | None = self.syntax(path)
         if owner is not None:
             scope = _member(self.syntax(path), ast.ClassDef, owner)
