@@ -79,6 +79,13 @@ def bundle(session: nox.Session) -> None:
     script(session, "ci/bundle")
 
 
+@nox.session(python=PYTHON)
+def contracts(session: nox.Session) -> None:
+    """Read every release from the index again, and compare with the committed contracts."""
+    harness(session)
+    session.run(*COMMAND, "contract", "snapshot", "--check", *session.posargs)
+
+
 @nox.session(python=False)
 def gpu(session: nox.Session) -> None:
     """The GPU lane, with the host's own Python, torch and triton: nothing is installed."""
