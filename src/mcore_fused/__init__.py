@@ -8,7 +8,24 @@ from mcore_fused.errors import MCoreFusedError
 from mcore_fused.evidence import FusedForwardEvidence
 from mcore_fused.hook import fused_output_processor
 from mcore_fused.kernel import linear_cross_entropy
+from mcore_fused.model_forward import (
+    forward_model_gen,
+    forward_no_padding_gen,
+    fused_forward_model_engine,
+    fused_forward_model_gen,
+    fused_forward_no_padding_gen,
+)
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
+from mcore_fused.packing import (
+    PackingLayout,
+    PackingSettings,
+    packed_seq_params,
+    postprocess_packed_seqs,
+    postprocess_packed_seqs_for_dict_output,
+    postprocess_thd_engine,
+    preprocess_packed_seqs,
+    preprocess_thd_engine,
+)
 from mcore_fused.patch import (
     call_fused_forward,
     fused_forward,
@@ -17,6 +34,12 @@ from mcore_fused.patch import (
     patch_fused_forward,
     unpatch_fused_forward,
 )
+from mcore_fused.registry import (
+    get_mcore_forward_fused_fn,
+    get_mcore_forward_fused_model_engine_fn,
+    register_architecture,
+)
+from mcore_fused.schedule_plan import build_fused_schedule_plan
 from mcore_fused.unwrap import register_wrapper, unwrap_model
 
 __all__ = [
@@ -24,13 +47,30 @@ __all__ = [
     "FusedForwardOutput",
     "FusedOutputProcessorContext",
     "MCoreFusedError",
+    "PackingLayout",
+    "PackingSettings",
+    "build_fused_schedule_plan",
     "call_fused_forward",
+    "forward_model_gen",
+    "forward_no_padding_gen",
     "fused_forward",
     "fused_forward_evidence",
     "fused_forward_mode",
+    "fused_forward_model_engine",
+    "fused_forward_model_gen",
+    "fused_forward_no_padding_gen",
     "fused_output_processor",
+    "get_mcore_forward_fused_fn",
+    "get_mcore_forward_fused_model_engine_fn",
     "linear_cross_entropy",
+    "packed_seq_params",
     "patch_fused_forward",
+    "postprocess_packed_seqs",
+    "postprocess_packed_seqs_for_dict_output",
+    "postprocess_thd_engine",
+    "preprocess_packed_seqs",
+    "preprocess_thd_engine",
+    "register_architecture",
     "register_wrapper",
     "unpatch_fused_forward",
     "unwrap_model",

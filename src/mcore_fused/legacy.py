@@ -26,7 +26,7 @@ from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import head_of
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 
-__all__ = ["LegacyForward"]
+__all__ = ["LegacyForward", "run_with_deferred_head"]
 
 _OURS = ("temperature", *HOOK_PARAMETERS)
 _LOSS = "compute_language_model_loss"
@@ -129,18 +129,7 @@ class LegacyForward:
                 f"output_processor_context is a {qualified_name(context)}.",
                 "pass a mcore_fused.FusedOutputProcessorContext.",
             )
-        loss = _DeferredLoss(labels, context)
-        with deferred_output_layer(layer, loss.payload), replaced(self._model, _LOSS, loss):
-            result = self.original(*args, **kwargs)
-        if loss.output is None:
-            raise FusionDidNotRunError(
-                f"{qualified_name(self._model)} returned a {qualified_name(result)} and never asked its head "
-                "for the loss of the labels it was given.",
-                "a subclass or another patch bypasses the head, or changes the labels; run unfused, and report it.",
-            )
-        evidence.record(layer, deferred_head_calls=1)
-        context.runs.append("legacy")
-        return result
+        return run_with_deferred_head(self._model, layer, labels, context, lambda: self.original(*args, **kwargs))
 
     def _passed(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's arguments by name, however they were passed, without filling in defaults."""
@@ -150,6 +139,42 @@ class LegacyForward:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 by_name |= by_name.pop(parameter.name, {})
         return by_name
+
+
+def run_with_deferred_head(
+    model: nn.Module,
+    layer: nn.Module,
+    labels: torch.Tensor,
+    context: FusedOutputProcessorContext,
+    run: Callable[[], Any],
+) -> Any:
+    """Run a piece of the model that ends in head and loss, with both deferred into the fused head.
+
+    Args:
+        model: the language model, touched on this instance and for this call only.
+        layer: its output layer.
+        labels: the very object that the model will hand to ``compute_language_model_loss``.
+        context: settings of the call.
+        run: the piece of the model.
+
+    Returns:
+        What ``run`` returns.
+
+    Raises:
+        FusionDidNotRunError: ``run`` ended and the head was never asked for the loss of these labels.
+    """
+    loss = _DeferredLoss(labels, context)
+    with lock_of(model), deferred_output_layer(layer, loss.payload), replaced(model, _LOSS, loss):
+        result = run()
+    if loss.output is None:
+        raise FusionDidNotRunError(
+            f"{qualified_name(model)} returned a {qualified_name(result)} and never asked its head "
+            "for the loss of the labels it was given.",
+            "a subclass or another patch bypasses the head, or changes the labels; run unfused, and report it.",
+        )
+    evidence.record(layer, deferred_head_calls=1)
+    context.runs.append("legacy")
+    return result
 
 
 class _DeferredLoss:

@@ -15,6 +15,15 @@ class _Stream:
     def synchronize(self): ...
 
 
+class _Event:
+    """An event that has already happened."""
+
+    def __init__(self, *args, **kwargs): ...
+    def record(self, *args): ...
+    def wait(self, *args): ...
+    def synchronize(self): ...
+
+
 def install_cpu_seam() -> None:
     """Replace device queries, random state and streams; does nothing where a GPU is present."""
     if torch.cuda.is_available():
@@ -28,4 +37,7 @@ def install_cpu_seam() -> None:
     cuda.Stream = _Stream
     cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Stream()
     cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.Event = _Event
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args: None
+    torch.Tensor.record_stream = lambda self, stream: None
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # tied pipeline stages move their copy of the embedding

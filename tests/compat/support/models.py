@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -206,6 +207,8 @@ def features() -> frozenset[str]:
         found.add("mup")
     if "output_processor" in inspect.signature(model_class().forward).parameters:
         found.add("hook")
+    if "output_processor" in inspect.signature(GPTModel.forward).parameters:
+        found.add("upstream_hook")  # in the release's own model, not only in a backport's
     if _hybrid_imports():
         found.add("hybrid")
     if hasattr(model_class(), "build_schedule_plan"):

@@ -13,6 +13,7 @@ kernel      no kernel properties
 refusal     no check that unsupported models are refused
 evidence    a green run is called unproven
 factories   no forward functions for padded and jagged micro-batches, no packing
+schedule_plan  no fused 1F1B schedule plans
 float64     numbers are compared in fp32 with its error bound
 """
 
@@ -58,7 +59,7 @@ class McoreFused:
 
     name = "mcore_fused"
     capabilities = frozenset(
-        {"call", "patch", "mode", "legacy", "kernel", "refusal", "evidence", "float64", "factories"}
+        {"call", "patch", "mode", "legacy", "kernel", "refusal", "evidence", "float64", "factories", "schedule_plan"}
     )
 
     def patch(self, model, mode="auto"):
