@@ -156,6 +156,7 @@ _MODES: tuple[dict[str, tuple[str, ...]], ...] = (
     {"only": ("legacy",)},
     {"except": ("backport",)},
     {"only": ("backport",)},
+    {"only": ("hook", "backport")},
 )
 
 
