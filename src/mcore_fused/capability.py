@@ -79,11 +79,13 @@ def shows_hook(model: nn.Module) -> bool:
     hidden = torch.zeros(1, 1, config.hidden_size, dtype=reference.dtype, device=reference.device)
     tokens = torch.zeros(1, length, dtype=torch.long, device=reference.device)
 
+    mtp_ran: list[bool] = []
+
     def reached(**_: Any) -> None:
         raise _HookReachedError
 
     try:
-        with torch.no_grad(), _stubbed(model, layer, hidden):
+        with torch.no_grad(), _stubbed(model, layer, hidden, mtp_ran):
             model.forward(
                 tokens,
                 tokens,
@@ -94,7 +96,8 @@ def shows_hook(model: nn.Module) -> bool:
                 output_processor_context=None,
             )
     except _HookReachedError:
-        return True
+        # A hook that comes before MTP costs MTP its loss, silently; the deferred head keeps the model's own order.
+        return bool(mtp_ran) or not isinstance(getattr(model, "mtp", None), nn.Module)
     except MCoreFusedError:
         raise
     except Exception as error:
@@ -107,8 +110,8 @@ def shows_hook(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
-    """Stub the parts of one instance that compute, communicate or advance state."""
+def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor, mtp_ran: list[bool]) -> Iterator[None]:
+    """Stub the parts of one instance that compute, communicate or advance state; note in ``mtp_ran`` that MTP came."""
     with contextlib.ExitStack() as stack:
 
         def stub(owner: object, name: str, function: Callable[..., Any]) -> None:
@@ -121,7 +124,12 @@ def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor) -> Iterat
         depths = int(getattr(model.config, "mtp_num_layers", None) or 0)
         columns = hidden.new_zeros(hidden.shape[0], hidden.shape[1], 1)
         stub(getattr(model, "decoder", None), "forward", lambda *_, **__: hidden)
-        stub(getattr(model, "mtp", None), "forward", lambda *_, **__: hidden.repeat(1 + depths, 1, 1))
+
+        def mtp_forward(*_: Any, **__: Any) -> torch.Tensor:
+            mtp_ran.append(True)
+            return hidden.repeat(1 + depths, 1, 1)
+
+        stub(getattr(model, "mtp", None), "forward", mtp_forward)
         stub(layer, "forward", lambda *_, **__: (columns, None))
         stub(model, "compute_language_model_loss", lambda labels, _: labels.new_zeros(labels.shape, dtype=hidden.dtype))
         # Rotary tables only go to the stubbed decoder; made for one token they cannot be cut over context parallelism.

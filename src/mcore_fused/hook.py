@@ -74,11 +74,24 @@ def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
             f"scale_logits returned a {qualified_name(deferred)} for deferred logits.",
             "this megatron-core scales its logits in a new way; run unfused, and report the release.",
         )
+    _check_same_labels(hook["labels"], context.labels)
     output = fused_head(deferred, hook["labels"], context)
     evidence.record(layer, hook_calls=1, unknown_keywords=unknown)
     context.runs.append("hook")
     log_hook_payload(hook, output)
     return output
+
+
+def _check_same_labels(labels: Any, callers: torch.Tensor | None) -> None:
+    """The hook's labels are the caller's; their values are compared (on the host) only where the object is not."""
+    if callers is None or labels is callers or not isinstance(labels, torch.Tensor):
+        return
+    if labels.shape != callers.shape or not bool((labels == callers.to(labels.device)).all()):
+        raise ModeError(
+            f"the output_processor hook handed over labels {tuple(labels.shape)} that are not the caller's "
+            f"{tuple(callers.shape)}.",
+            'use patch_fused_forward(model, mode="legacy"), and report the release.',
+        )
 
 
 def _checked_context(context: object) -> FusedOutputProcessorContext:

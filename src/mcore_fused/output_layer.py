@@ -12,12 +12,18 @@ import torch
 from torch import nn
 
 from mcore_fused.deferred import DeferredForward
-from mcore_fused.errors import UnsupportedConfigError, UnsupportedOutputLayerError, qualified_name
+from mcore_fused.errors import (
+    UnsupportedConfigError,
+    UnsupportedModelError,
+    UnsupportedOutputLayerError,
+    qualified_name,
+)
 from mcore_fused.instance_attribute import own_attribute
 
 __all__ = ["check_head", "check_weight", "head_of"]
 
 _STOCK_LAYER = "megatron.core.tensor_parallel.layers.ColumnParallelLinear"
+_LOSS = "compute_language_model_loss"
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Config fields that change logits after the product, in Megatron or in the frameworks' forks of it.
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_softcap", "logits_soft_cap", "logit_scale", "logits_scaling")
@@ -51,6 +57,7 @@ def check_head(model: nn.Module) -> nn.Module | None:
     if layer is None:
         return None
     _check_layer(layer)
+    _check_loss(model)
     _check_config(model)
     return layer
 
@@ -83,6 +90,17 @@ def _check_layer(layer: nn.Module) -> None:
         raise refuse("its weight is a property", "what the property computes")
     if layer.weight is not None:
         check_weight(layer.weight)
+
+
+def _check_loss(model: nn.Module) -> None:
+    """The loss method is replaced with the head, so it must be Megatron's own, which does nothing to the logits."""
+    own = own_attribute(model, _LOSS)
+    name = qualified_name(own if own is not None else getattr(type(model), _LOSS))
+    if not name.startswith(("megatron.core.", "mcore_fused.")):
+        raise UnsupportedModelError(
+            f"{_LOSS} of this {qualified_name(model)} is {name}; the fused head would lose what it does.",
+            "run this model unfused, or transform the logits nowhere but in the output layer's weight.",
+        )
 
 
 def check_weight(weight: torch.Tensor) -> None:

@@ -49,6 +49,8 @@ class FusedOutputProcessorContext:
             the 1F1B schedule plan can carry nothing else between its nodes.
         runs: receipts: the head appends its installation ("hook" or "legacy") each time it has run with this
             context, so that a caller can prove that it did.
+        labels: the caller's own labels, where every wrapper hands them on unchanged; the head compares what the
+            model hands over with them.
 
     Raises:
         CallArgumentError: temperature is not finite, or not above 0.
@@ -63,6 +65,7 @@ class FusedOutputProcessorContext:
     return_hidden_states: bool = False
     single_tensor: bool = False
     runs: list[str] = field(default_factory=list, compare=False, repr=False)
+    labels: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -213,8 +213,10 @@ def call_fused_forward(
     chain = unwrap_chain(model)
     if not is_patched(chain.model):
         raise ModeError("this model is not patched.", "call patch_fused_forward(model) or use fused_forward(model).")
-    context = replace(context or FusedOutputProcessorContext(temperature=temperature), runs=[])
-    if kwargs.get("labels") is None and not _positional_labels(chain, args):
+    labels = kwargs["labels"] if kwargs.get("labels") is not None else _positional_labels(chain, args)
+    known = labels if chain.transparent else None  # an outer model may cut or merge them
+    context = replace(context or FusedOutputProcessorContext(temperature=temperature), runs=[], labels=known)
+    if labels is None:
         return model(*args, **kwargs)
     asking = {"output_processor": fused_output_processor, "output_processor_context": context}
     with lock_of(chain.model):
@@ -231,11 +233,13 @@ def call_fused_forward(
     return result
 
 
-def _positional_labels(chain: WrapperChain, args: tuple[Any, ...]) -> bool:
+def _positional_labels(chain: WrapperChain, args: tuple[Any, ...]) -> Any:
     if not chain.transparent or not args:
-        return False
+        return None
     names = list(inspect.signature(chain.model.forward).parameters)
-    return "labels" in names and len(args) > names.index("labels") and args[names.index("labels")] is not None
+    if "labels" not in names or len(args) <= names.index("labels"):
+        return None
+    return args[names.index("labels")]
 
 
 class _ArmedForward:
