@@ -1,5 +1,6 @@
 """The inventory: derived from what ran, it declares exactly that; and it can be written and read back."""
 
+import ast
 from pathlib import Path
 
 import harness_builders as build
@@ -117,6 +118,22 @@ def test_an_exception_needs_link_and_expiry(rest, tmp_path):
     path.write_text(f"schema_version = 1\n{GOOD}{rest}", encoding="utf-8")
     with pytest.raises(ExpectationError, match=r"expectations\.toml, line"):
         load_expectations(path)
+
+
+def written_checks():
+    """What the suite's files define, read without importing them."""
+    for path in sorted((ROOT / "tests" / "compat").glob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield f"{path.name}::{node.name}"
+            # A Hypothesis state machine is published as `TestX = Machine.TestCase`.
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr == "TestCase":
+                yield f"{path.name}::{node.targets[0].id}::runTest"
+
+
+def test_every_check_of_the_suite_is_declared_and_no_other():
+    declared = {check.id for check in load_inventory(ROOT / "compat_matrix" / "inventory.toml").check}
+    assert declared == set(written_checks()), "run `mcore-compat inventory --collect --write`"
 
 
 def test_the_committed_files_are_valid():
