@@ -43,14 +43,18 @@ def cell_of_release(matrix: Matrix, version: str) -> Cell | None:
     return None
 
 
-def baseline_version(matrix: Matrix, reports: Iterable[Report]) -> str:
-    """Newest release with a green cell in one of the reports, else the newest in the matrix.
+def baseline_version(matrix: Matrix, reports: Iterable[Report], candidate: str | None = None) -> str:
+    """Newest release with a green cell in one of the reports, else the newest in the matrix; never the candidate.
 
     Raises:
         UsageError: the matrix has no release at all.
     """
     green = {result.id for report in reports for result in report.cells if result.verdict.green}
-    releases = [cell for cell in matrix.cells if cell.source is None and "backport" not in cell.tags]
+    releases = [
+        cell
+        for cell in matrix.cells
+        if cell.source is None and "backport" not in cell.tags and cell.megatron_core != candidate
+    ]
     chosen = [cell for cell in releases if cell.id in green] or releases
     if not chosen:
         raise UsageError("The matrix has no release to compare with.", "Name a baseline with --baseline.")

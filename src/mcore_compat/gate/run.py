@@ -92,7 +92,7 @@ def read_sides(root: Path, candidate: str, baseline: str | None, reports: tuple[
         return extract(open_candidate(side, releases), side.label)
 
     asked = parse_candidate(candidate)
-    compared = parse_candidate(baseline or baseline_version(matrix, reports))
+    compared = parse_candidate(baseline or baseline_version(matrix, reports, asked.version))
     return Sides(matrix, rules, snapshots, compared, asked, contract_of(compared), contract_of(asked))
 
 

@@ -56,6 +56,7 @@ def test_a_release_of_the_matrix_keeps_its_own_cell():
 
 def test_the_baseline_is_the_newest_release_of_the_matrix():
     assert baseline_version(MATRIX, ()) == "0.19.2"
+    assert baseline_version(MATRIX, (), "0.19.2") == "0.19.0"
     with pytest.raises(UsageError):
         baseline_version(Matrix(requirements=(), cells=()), ())
 
