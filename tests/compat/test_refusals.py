@@ -3,8 +3,10 @@
 import pytest
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear
-from support.models import Shape, batch_for, build, config_for
+from support.models import DEVICE, Shape, batch_for, build, config_for
 from support.subject import patched
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 pytestmark = pytest.mark.needs("refusal")
 
@@ -76,6 +78,13 @@ def _with_quantised_weight(model):
     model.output_layer._parameters["weight"] = parameter
 
 
+def _with_sharded_weight(model):
+    """FSDP2 makes every linear a unit of its own: outside its forward the weight is a sharded DTensor."""
+    mesh = init_device_mesh(DEVICE.type, (1,))
+    sharded = distribute_tensor(model.output_layer.weight.data, mesh, [Shard(0)])
+    model.output_layer._parameters["weight"] = torch.nn.Parameter(sharded)
+
+
 def _with_integer_weight(model):
     model.output_layer._parameters["weight"] = torch.zeros(97, 32, dtype=torch.int8)
 
@@ -97,6 +106,7 @@ SPOILED = {
     "hook": (_with_hook, "hook"),
     "own forward": (_with_own_forward, "someone_elses_forward"),
     "quantised": (_with_quantised_weight, "Quantised"),
+    "sharded": (_with_sharded_weight, "DTensor"),
     "integer": (_with_integer_weight, "int8"),
     "soft cap": (_with_soft_cap, "final_logit_softcapping"),
     "renamed": (_renamed, "output_layer"),
