@@ -12,11 +12,17 @@ from torch import Tensor
 from mcore_fused.kernel.hopper_gate import gluon_ready
 from mcore_fused.kernel.operands import Operands, descriptor, tma_readable
 from mcore_fused.kernel.schedule import GROUP, Split, Tiles, ceil_div, plan_split
-from mcore_fused.kernel.triton_backward import coefficients_kernel, dlogits_kernel, kept_kernel, label_kernel
+from mcore_fused.kernel.triton_backward import (
+    coefficients_kernel,
+    dlogits_kernel,
+    kept_kernel,
+    label_kernel,
+    scale_kernel,
+)
 from mcore_fused.kernel.triton_forward import LN2, combine_kernel, statistics_kernel
 
 __all__ = ["Finished2", "Kept", "RowState", "coefficients", "dlogits", "finish", "kept_to_dlogits", "merge"]
-__all__ += ["row_statistics"]
+__all__ += ["row_statistics", "scale_in_place"]
 
 # Row stride of buffers that hold a piece of the vocabulary: TMA and wide accesses need aligned rows.
 _ROW_STEP = 64
@@ -315,7 +321,6 @@ def kept_to_dlogits(operands: Operands, kept: Kept, rows: RowState, coefficients
         kept.base,
         coefficients,
         tokens,
-        columns,
         BM=block_rows,
         BN=block_columns,
         WIDTH=kept.width,
@@ -344,3 +349,12 @@ def _label_column(operands: Operands, out: Tensor, rows: RowState, coefficients:
         PER_ROW=operands.row_scale is not None,
         num_warps=4,
     )
+
+
+def scale_in_place(value: Tensor, factor: Tensor, programs: int) -> None:
+    """Multiply a contiguous tensor by a 0-dim tensor of its device, without reading either where the factor is 1."""
+    block = 2048
+    if value.numel():
+        scale_kernel[(min(4 * programs, ceil_div(value.numel(), block)),)](
+            value, factor, value.numel(), BLOCK=block, num_warps=4
+        )

@@ -266,6 +266,7 @@ class _FoldedLoss(torch.autograd.Function):
             fold = _Fold(hidden.detach(), weight.detach(), labels, logit_scale, tokens, plan, needs)
             outputs = fold.run()
         ctx.gradients = (fold.grad_hidden, fold.grad_weight)
+        ctx.backend = fold.backend
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -280,8 +281,10 @@ class _FoldedLoss(torch.autograd.Function):
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         if grad_loss is None:
             return (None,) * 7
-        scaled = (None if g is None else g.mul_(grad_loss) for g in (grad_hidden, grad_weight))
-        return (*scaled, None, None, None, None, None)
+        for gradient in (grad_hidden, grad_weight):
+            if gradient is not None:
+                ctx.backend.scale_in_place(gradient, grad_loss)
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 class _Fold:

@@ -16,7 +16,7 @@ from mcore_fused.kernel.problem import Gradients, Outcome, Problem, ReduceHidden
 from mcore_fused.kernel.statistics import FINITE_FLOOR, Finished, finish, row_coefficients
 from mcore_fused.kernel.tensor_parallel import gather_statistics
 
-__all__ = ["CHUNK_BYTES", "forward", "gradients"]
+__all__ = ["CHUNK_BYTES", "forward", "gradients", "scale_in_place"]
 
 CHUNK_BYTES = 16 << 20
 
@@ -131,3 +131,8 @@ def gradients(
             grad_weight[first:end] += (dlogits.T @ wide).to(grad_weight.dtype)
     wait()
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
+
+
+def scale_in_place(value: Tensor, factor: Tensor) -> None:
+    """``value *= factor``; the factor keeps its own precision."""
+    value.mul_(factor)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mcore_fused.kernel import launchers
+from mcore_fused.kernel.devices import device_traits
 from mcore_fused.kernel.launchers import Kept, RowState
 from mcore_fused.kernel.operands import Operands, prepare
 from mcore_fused.kernel.problem import Gradients, Outcome, Problem, ReduceHidden
@@ -15,7 +16,7 @@ from mcore_fused.kernel.products import accumulate_product, product, product_int
 from mcore_fused.kernel.schedule import kept_columns, plan_chunks
 from mcore_fused.kernel.tensor_parallel import gather_statistics
 
-__all__ = ["forward", "gradients"]
+__all__ = ["forward", "gradients", "scale_in_place"]
 
 
 def forward(problem: Problem, local_labels: Callable[[], Tensor], keep_bytes: int) -> Outcome:
@@ -88,6 +89,13 @@ def gradients(
             launchers.dlogits(operands, walk.row_state, walk.coefficients, dlogits, first, end)
             walk.multiply(dlogits, first, end, wide=chunks.accumulate)
     return walk.finish()
+
+
+def scale_in_place(value: Tensor, factor: Tensor) -> None:
+    """``value *= factor``, free where the factor is 1; both on the device."""
+    traits = device_traits(value.device)
+    assert traits is not None
+    launchers.scale_in_place(value, factor, traits.programs)
 
 
 class _Backward:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from mcore_fused.kernel.triton_forward import LN2, VARYING, load_rows, unit_at
 
-__all__ = ["coefficients_kernel", "dlogits_kernel", "kept_kernel", "label_kernel"]
+__all__ = ["coefficients_kernel", "dlogits_kernel", "kept_kernel", "label_kernel", "scale_kernel"]
 
 _LN2 = tl.constexpr(LN2)
 _FLOOR = tl.constexpr(-1.0e30)
@@ -96,6 +96,7 @@ def dlogits_kernel(
 ):
     """Write dlogits of columns ``[first, V)`` to ``out[N, V - first]``, the label's term left out.
 
+    ``out`` is a buffer whose rows are ``out_stride`` apart; what lies between two of its rows is overwritten.
     One flat loop over (tile, k): the store and exp2 of a tile run under the loads of the next one.
     """
     programs = tl.num_programs(0)
@@ -130,7 +131,7 @@ def dlogits_kernel(
             else:
                 columns = column * BN + tl.arange(0, BN)
                 at = out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
-                tl.store(at, d.to(out.dtype.element_ty), mask=inside[:, None] & (columns < V - first)[None, :])
+                tl.store(at, d.to(out.dtype.element_ty), mask=inside[:, None] & (columns < out_stride)[None, :])
             acc = tl.zeros((BM, BN), tl.float32)
 
 
@@ -168,14 +169,13 @@ def label_kernel(
     tl.store(out + rows.to(tl.int64) * out_stride + label, d.to(out.dtype.element_ty), mask=mine)
 
 
-@triton.jit(do_not_specialize=["N", "columns"])
+@triton.jit(do_not_specialize=["N"])
 def kept_kernel(
     kept_p,
     kept_stride,
     kept_base,
     coefficients,
     N,
-    columns,
     BM: tl.constexpr,
     BN: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -198,7 +198,8 @@ def kept_kernel(
     alive = inside & (lse != float("inf"))
     shift = tl.where(alive, base - lse, 0.0)
     at = kept_p + rows.to(tl.int64)[:, None] * kept_stride + at_columns[None, :]
-    mask = inside[:, None] & (at_columns < columns)[None, :]
+    # to the end of the padded row, not of the columns: its divisibility is known, and so the accesses stay wide
+    mask = inside[:, None] & (at_columns < kept_stride)[None, :]
     p = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     lp = tl.maximum(p, 1e-37)
     if APPROXIMATE:
@@ -208,3 +209,15 @@ def kept_kernel(
     lp += shift[:, None]
     d = tl.where(alive[:, None], p * tl.exp2(shift)[:, None] * (a[:, None] + b[:, None] * lp), 0.0)
     tl.store(at, d.to(kept_p.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def scale_kernel(x, factor, count, BLOCK: tl.constexpr):
+    """``x *= factor`` in place, by a factor that lives on the device; nothing is read or written where it is 1."""
+    value = tl.load(factor).to(tl.float32)
+    if value != 1.0:
+        blocks = tl.cdiv(count, BLOCK)
+        for i in range(tl.program_id(0), blocks, tl.num_programs(0)):
+            at = tl.cast(i, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            old = tl.load(x + at, mask=at < count, other=0.0)
+            tl.store(x + at, (old.to(tl.float32) * value).to(x.dtype.element_ty), mask=at < count)

@@ -113,7 +113,7 @@ def statistics_kernel(
     """Per unit and row: max, sum of p, sum of p * (x - max), to ``statistics[piece, 3, N]``.
 
     KEEP: p of the first ``kept`` columns goes to ``kept_p`` in the inputs' dtype, its reference to
-    ``kept_base[tile, N]``.
+    ``kept_base[tile, N]``. Rows of ``kept_p`` are padded to ``kept_stride``, a divisible number.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -150,7 +150,7 @@ def statistics_kernel(
                     columns = n * BN + tl.arange(0, BN)
                     tl.store(kept_base + n * N + rows, base, mask=inside)
                     at = kept_p + rows.to(tl.int64)[:, None] * kept_stride + columns[None, :]
-                    tl.store(at, p.to(kept_p.dtype.element_ty), mask=inside[:, None] & (columns < kept)[None, :])
+                    tl.store(at, p.to(kept_p.dtype.element_ty), mask=inside[:, None] & (columns < kept_stride)[None, :])
         out = statistics + piece.to(tl.int64) * 3 * N + rows
         tl.store(out, m, mask=inside)
         tl.store(out + N, s, mask=inside)
