@@ -30,7 +30,7 @@ def parses(text: str) -> bool:
     return True
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PYTHON), st.integers(0, 80), st.integers(0, 6), st.sampled_from(["", "async ", "x = ", "    "]))
 def test_mangled_source_is_read_or_refused(path, start, length, prefix):
     lines = FILES[path].splitlines()
