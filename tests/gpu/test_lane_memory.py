@@ -35,7 +35,7 @@ def test_logits_never_exist(subject, mode, record_property):
     peak = device_peak(step)
     record_property(
         f"fused step at {VOCAB} words and {SEQ * BATCH} tokens ({mode})",
-        f"peak {(peak or 0) / 1e6:.0f} MB, largest tensor {largest.largest / 1e6:.0f} MB; bf16 logits {LOGITS / 1e6:.0f} MB",
+        f"peak {(peak or 0) / 1e6:.0f} MB, largest tensor {largest.largest / 1e6:.0f} MB; logits {LOGITS / 1e6:.0f} MB",
     )
     assert largest.largest < LOGITS / 2, f"a tensor of {largest.largest} bytes was made; logits are {LOGITS}"
     if peak is not None:

@@ -1,0 +1,163 @@
+"""Tensor, sequence, pipeline and context parallelism over real ranks equal one rank, in fp32 and bf16.
+
+Error analysis: in fp32 (unit roundoff 6e-8) the same sums of some hundred terms in another order, relative to the size
+of the whole: 2e-5 has a factor of ten to spare and is far below any missing term. In bf16 (4e-3) the yardstick is the
+unfused model on one rank: both sides round every layer, so they agree to some roundings of the whole.
+"""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.needs("call", "patch", "legacy", "factories")
+
+MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
+TIED = pytest.mark.parametrize("tied", [False, True])
+SEQUENCE = pytest.mark.parametrize("sequence", [False, True])
+CLOSE = {"": 2e-5, "bf16-": 4e-2}
+
+
+def _close(actual, expected, what, tolerance):
+    assert actual.shape == expected.shape, what
+    error = (actual.double() - expected.double()).norm().item()
+    assert error <= tolerance * max(1.0, expected.double().norm().item()), f"{what} differs by {error:.3g}"
+
+
+def _whole(parts, name, tolerance):
+    """One gradient from those of the tensor-parallel ranks."""
+    _, split, partial = parts[0]
+    if split is not None and split >= 0:
+        return torch.cat([gradient for gradient, _, _ in parts], dim=split)
+    if partial:  # Megatron sums these over the group after backward
+        return sum(gradient for gradient, _, _ in parts)
+    _close(parts[1][0], parts[0][0], f"{name} between the ranks", tolerance)
+    return parts[0][0]
+
+
+@pytest.mark.parametrize("kind", ["", "bf16-"])
+@SEQUENCE
+@TIED
+@MODES
+def test_tensor_parallel(ranks, on_the_kernel, mode, tied, sequence, kind):
+    """Log-probs, entropy, gradient of the hidden states and of every weight, with and without sequence parallelism."""
+    single, found, tolerance = ranks(f"tp1-{kind}{tied}")[0], ranks(f"tp2-{kind}{tied}-{sequence}-{mode}"), CLOSE[kind]
+    on_the_kernel(found)
+    for rank, result in enumerate(found):
+        _close(result["log_probs"], single["log_probs"], f"log_probs of rank {rank}", tolerance)
+        _close(result["entropy"], single["entropy"], f"entropy of rank {rank}", tolerance)
+        hidden = single["hidden_gradient"].chunk(2)[rank] if sequence else single["hidden_gradient"]
+        _close(result["hidden_gradient"], hidden, f"hidden gradient of rank {rank}", tolerance)
+    assert found[0]["gradients"].keys() == single["gradients"].keys()
+    for name, (expected, _, _) in single["gradients"].items():
+        whole = _whole([result["gradients"][name] for result in found], name, tolerance)
+        _close(whole, expected, name, tolerance)
+
+
+def _same(first, second, path="result"):
+    """Bit for bit, however deep."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), path
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for name in first.keys() - {"evidence", "mode", "paths"}:
+            _same(first[name], second[name], f"{path}.{name}")
+    elif isinstance(first, tuple | list):
+        assert len(first) == len(second), path
+        for place, pair in enumerate(zip(first, second, strict=True)):
+            _same(*pair, f"{path}[{place}]")
+    else:
+        assert first == second, path
+
+
+@TIED
+@pytest.mark.parametrize("job", ["tp2-{}-False", "tp2-{}-True", "tp2-bf16-{}-True", "pp2-{}-0", "cp2-{}-zigzag"])
+def test_hook_and_forced_legacy_are_equal_bit_for_bit(ranks, job, tied):
+    for first, second in zip(*(ranks(f"{job.format(tied)}-{mode}") for mode in ("auto", "legacy")), strict=True):
+        _same(first, second)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_unequal_vocabulary_shards(ranks, on_the_kernel, dtype):
+    """The kernel alone against float64 logits of the whole vocabulary; 70 and 27 rows, neither a tile."""
+    found = ranks(f"kernel-{dtype}")
+    on_the_kernel(found)
+    hidden, weight, labels, temperature, upstream = found[0]["inputs"]
+    hidden, weight = (tensor.double().requires_grad_() for tensor in (hidden, weight))
+    spread = torch.log_softmax(hidden @ weight.t() / temperature.double()[:, None], -1)
+    keep = labels != -100
+    log_probs = torch.where(keep, spread.gather(-1, labels.clamp(min=0)[:, None])[:, 0], 0)
+    entropy = torch.where(keep, -(spread.exp() * spread).sum(-1), 0)
+    (upstream[0] * log_probs + upstream[1] * entropy).sum().backward()
+    # Outputs come from fp32 sums of exact products; gradients are rounded to the operands' type.
+    exact, rounded = 2e-5, {"float32": 2e-5, "bfloat16": 1e-2}[dtype]
+    for rank, result in enumerate(found):
+        _close(result["log_probs"], log_probs.detach(), f"log_probs of rank {rank}", exact)
+        _close(result["entropy"], entropy.detach(), f"entropy of rank {rank}", exact)
+        _close(result["hidden_gradient"], hidden.grad, f"hidden gradient of rank {rank}", rounded)
+    _close(torch.cat([result["weight_gradient"] for result in found]), weight.grad, "weight gradient", rounded)
+
+
+def _pipeline(ranks, on_the_kernel, mode, tied, mtp, tolerance):
+    single, found = ranks(f"pp1-{tied}-{mtp}")[0], ranks(f"pp2-{tied}-{mtp}-{mode}")
+    on_the_kernel(found, which=slice(1, None))
+    assert not found[0]["paths"], "a stage without a head ran one"
+    _close(found[1]["log_probs"], single["log_probs"], "log_probs", CLOSE[""])
+    _close(found[1]["entropy"], single["entropy"], "entropy", CLOSE[""])
+    both = {}
+    for stage, result in enumerate(found):
+        for name, (gradient, _, _) in result["gradients"].items():
+            if name.startswith("decoder.layers."):
+                _, _, index, rest = name.split(".", 3)
+                name = f"decoder.layers.{int(index) + stage}.{rest}"
+            elif name == "output_layer.weight" and tied:
+                name = "embedding.word_embeddings.weight"
+            both[name] = both[name] + gradient if name in both else gradient
+    assert both.keys() == single["gradients"].keys()
+    for name, (expected, _, _) in single["gradients"].items():
+        _close(both[name], expected, name, tolerance)
+
+
+@TIED
+@MODES
+def test_pipeline_parallel(ranks, on_the_kernel, mode, tied):
+    """Two stages: with tied weights the last one owns a copy, and each has half of its gradient."""
+    _pipeline(ranks, on_the_kernel, mode, tied, 0, CLOSE[""])
+
+
+@pytest.mark.since("mtp")
+@TIED
+@MODES
+def test_pipeline_parallel_with_mtp(ranks, on_the_kernel, mode, tied):
+    """Tied, two stages and MTP: the head's own weight is allocated and means nothing."""
+    _pipeline(ranks, on_the_kernel, mode, tied, 1, CLOSE[""])
+
+
+@TIED
+@MODES
+def test_context_parallel_packing(ranks, on_the_kernel, mode, tied):
+    """A packed batch split over two ranks, zigzag and (where the release can carry it) contiguous, is the batch on one.
+
+    Every rank returns all rows; the gradients of the ranks are parts of one sum, as Megatron adds them.
+    """
+    from rank_jobs import carries_contiguous
+
+    single = ranks(f"cp1-{tied}")[0]
+    for layout in ("zigzag", "contiguous") if carries_contiguous() else ("zigzag",):
+        found = ranks(f"cp2-{tied}-{layout}-{mode}")
+        on_the_kernel(found)
+        for rank, result in enumerate(found):
+            _close(result["log_probs"], single["log_probs"], f"{layout}: log_probs of rank {rank}", CLOSE[""])
+            _close(result["entropy"], single["entropy"], f"{layout}: entropy of rank {rank}", CLOSE[""])
+        for name, expected in single["gradients"].items():
+            total = sum(result["gradients"][name] for result in found)
+            _close(total, expected, f"{layout}: {name}", CLOSE[""])
+
+
+@TIED
+def test_five_steps_of_policy_gradient(ranks, on_the_kernel, tied):
+    """Two tensor-parallel ranks in bf16 on packed rows: one curve in both modes and on both ranks; that of one rank."""
+    curves = [result["losses"] for mode in ("auto", "legacy") for result in ranks(f"train2-{tied}-{mode}")]
+    single = ranks(f"train1-{tied}-auto")[0]["losses"]
+    on_the_kernel(ranks(f"train2-{tied}-auto"))
+    assert all(torch.equal(curve, curves[0]) for curve in curves)
+    assert curves[0][-1] < curves[0][0]
+    assert (curves[0] - single).abs().max() <= 2e-2, f"two ranks {curves[0].tolist()}, one {single.tolist()}"
