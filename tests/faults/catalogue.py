@@ -14,7 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FILES = ("library", "kernel", "packing", "harness", "runs")
+FILES = ("library", "futures", "kernel", "packing", "harness", "runs")
 PLACES = ("0.18", "0.17", "unit", "harness", "run")
 
 
@@ -75,6 +75,14 @@ class Fault:
             text = text.replace(old, new)
         compile(text, self.file, "exec")
         return text
+
+    def problem(self) -> str:
+        """Why it cannot be planted any more, or nothing."""
+        try:
+            self.edited()
+        except (CatalogueError, SyntaxError) as error:
+            return str(error)
+        return ""
 
     def plant(self, target: Path, root: Path = ROOT) -> None:
         """Copy the folder to ``target`` with this fault in it; the checkout is not touched."""

@@ -45,15 +45,14 @@ def main() -> int:
     parser.add_argument("--messages", action="store_true", help="also print how each fault showed")
     options = parser.parse_args()
     try:
-        catalogue = load()
-        for fault in catalogue:
-            fault.edited()
+        chosen = [fault for fault in load() if _wanted(fault, options)]
     except CatalogueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    chosen = [fault for fault in catalogue if _wanted(fault, options)]
+    outdated = [problem for fault in chosen if (problem := fault.problem())]
+    chosen = [fault for fault in chosen if not fault.problem()]
     if not chosen:
-        print("error: no fault has such an id", file=sys.stderr)
+        print("error: no fault has such an id", *outdated, sep="\n", file=sys.stderr)
         return 2
     started = time.monotonic()
     by_place = {place: [f for f in chosen if f.place == place] for place in dict.fromkeys(f.place for f in chosen)}
@@ -77,8 +76,10 @@ def main() -> int:
     bad = _print(outcomes, messages=options.messages)
     planted = [outcome for outcome in outcomes if outcome.fault.id != CONTROL]
     caught = sum(outcome.caught for outcome in planted)
-    print(f"\n{caught} of {len(planted)} faults caught, {time.monotonic() - started:.0f} s")
-    return 1 if bad else 0
+    for problem in outdated:
+        print(f"NOT PLANTED: {problem}")
+    print(f"\n{caught} of {len(planted) + len(outdated)} faults caught, {time.monotonic() - started:.0f} s")
+    return 1 if bad or outdated else 0
 
 
 def _wanted(fault: Fault, options: argparse.Namespace) -> bool:

@@ -82,7 +82,8 @@ def child(job: dict) -> dict:
     sys.path[:0] = [job["source"]]
     hypothesis.settings.load_profile("faults")
     recorder = Recorder()
-    status = pytest.main([*job["arguments"], "-p", "no:cacheprovider"], plugins=[recorder])
+    quiet = ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins came before pytest
+    status = pytest.main([*job["arguments"], *quiet], plugins=[recorder])
     strangers = [
         str(module.__file__)
         for name, module in list(sys.modules.items())

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import mcore_compat
 from mcore_compat.suitefacts import read_facts, read_origins
 
-SRC = Path(__file__).parents[3] / "src"
+SRC = Path(mcore_compat.__file__).parents[1]
 
 
 @pytest.fixture
