@@ -115,6 +115,8 @@ def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
     if conditions is not None and {"False", "None", "0"} & set(conditions):
         call = conditions = None
     status = "absent" if not accepted else ("called" if call is not None else "accepted and ignored")
+    if accepted and head.function is None:
+        status = "unreachable"  # the head's own item says why
     yield Item(f"{prefix}.hook", Direction.CALLED_BY, status, _where(head.forward.path, head.forward.node))
     arguments: Json = None
     returned: Json = None

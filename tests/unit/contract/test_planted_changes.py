@@ -132,7 +132,7 @@ def test_going_back_is_told_as_fixed():
         ([DEAD_HOOK], {"gpt": "legacy"}),
         ([(HOOK, "            return dict(\n")], {"gpt": "legacy"}),
         ([("class GPTModel(", "class GPT(")], {}),
-        ([("def _postprocess(", "def _finish("), (HOOK, "            return dict(\n")], {"gpt": None}),
+        ([("def _postprocess(", "def _finish(")], {"gpt": None}),
     ],
 )
 def test_modes_follow_from_the_contract(edits, modes):
