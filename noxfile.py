@@ -34,6 +34,12 @@ def script(session: nox.Session, path: str) -> None:
     session.run("python", path, *session.posargs)
 
 
+def run_unit(session: nox.Session) -> None:
+    """The unit tests, with their results where CI looks for them."""
+    UNIT_RESULTS.parent.mkdir(exist_ok=True)
+    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={UNIT_RESULTS}", *session.posargs)
+
+
 @nox.session(python=PYTHON)
 def compat(session: nox.Session) -> None:
     """Judge every megatron-core of the matrix (the main job)."""
@@ -45,17 +51,31 @@ def compat(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
     session.install("-e", ".[harness,suite]", NUMPY, *group("test"))
-    UNIT_RESULTS.parent.mkdir(exist_ok=True)
-    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={UNIT_RESULTS}", *session.posargs)
+    run_unit(session)
     session.run(*COMMAND, "run", "--classes")
 
 
 @nox.session(python=PYTHON)
+def unit(session: nox.Session) -> None:
+    """Unit tests alone."""
+    session.install("-e", ".[harness,suite]", NUMPY, *group("test"))
+    run_unit(session)
+
+
+@nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
-    """Rules and format."""
+    """Rules and format, of the code and of the workflows."""
     session.install(*group("lint"))
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".", "ci/bundle", "ci/gpu", "ci/matrix", "ci/watch")
+    session.run("ruff", "format", "--check", ".", "ci/bundle", "ci/gpu", "ci/matrix", "ci/watch")
+    session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github/workflows")
+
+
+@nox.session(python=PYTHON)
+def workflows(session: nox.Session) -> None:
+    """The workflows' syntax and expressions; actionlint's package fetches its program from GitHub."""
+    session.install(*group("workflows"))
+    session.run("actionlint", "-color")
 
 
 @nox.session(python=PYTHON)

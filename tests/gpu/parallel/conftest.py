@@ -36,8 +36,7 @@ class Ranks:
         assert not errors, "\n".join(errors)
         files = [self._out / f"{name}.{rank}.pt" for rank in range(self._world)]
         assert all(file.is_file() for file in files), f"job {name} did not run: {self._problem}"
-        results = [torch.load(file, weights_only=False, map_location="cpu") for file in files]
-        return results
+        return [torch.load(file, weights_only=False, map_location="cpu") for file in files]
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +56,7 @@ def ranks(tmp_path_factory):
     failed = sorted(file.stem for file in out.glob("*.error"))
     if failed:
         problem += f", first failure in {failed[0]}"
-    print((out / "ranks.log").read_text()[-4000:])
+    sys.stdout.write((out / "ranks.log").read_text()[-4000:])
     return Ranks(out, world, problem)
 
 

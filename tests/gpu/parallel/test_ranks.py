@@ -96,6 +96,14 @@ def test_unequal_vocabulary_shards(ranks, on_the_kernel, dtype):
     _close(torch.cat([result["weight_gradient"] for result in found]), weight.grad, "weight gradient", rounded)
 
 
+def _whole_name(name, stage, tied):
+    """What the whole model calls a stage's parameter."""
+    if name.startswith("decoder.layers."):
+        _, _, index, rest = name.split(".", 3)
+        return f"decoder.layers.{int(index) + stage}.{rest}"
+    return "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else name
+
+
 def _pipeline(ranks, on_the_kernel, mode, tied, mtp, tolerance):
     single, found = ranks(f"pp1-{tied}-{mtp}")[0], ranks(f"pp2-{tied}-{mtp}-{mode}")
     on_the_kernel(found, which=slice(1, None))
@@ -104,12 +112,8 @@ def _pipeline(ranks, on_the_kernel, mode, tied, mtp, tolerance):
     _close(found[1]["entropy"], single["entropy"], "entropy", CLOSE[""])
     both = {}
     for stage, result in enumerate(found):
-        for name, (gradient, _, _) in result["gradients"].items():
-            if name.startswith("decoder.layers."):
-                _, _, index, rest = name.split(".", 3)
-                name = f"decoder.layers.{int(index) + stage}.{rest}"
-            elif name == "output_layer.weight" and tied:
-                name = "embedding.word_embeddings.weight"
+        for own, (gradient, _, _) in result["gradients"].items():
+            name = _whole_name(own, stage, tied)
             both[name] = both[name] + gradient if name in both else gradient
     assert both.keys() == single["gradients"].keys()
     for name, (expected, _, _) in single["gradients"].items():
