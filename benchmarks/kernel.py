@@ -10,7 +10,7 @@ compare.
 Columns: ``ratio`` is ``floor_ms / ms``. The floor of a forward is the logits product; of a step the products that the
 method cannot avoid, named in ``floor``: "8NHV" (logits twice, dX, dW) where logits are recomputed, "6NHV" where they
 are kept or the gradients are made in the forward. ``extra_mib`` is peak memory beyond the inputs and, for a step,
-beyond the two gradients. Errors are against float64: largest absolute over all tokens; relative norm over 256 rows.
+beyond the two gradients. ``iqr_ms`` is the interquartile range over the rounds. Errors are against float64: largest absolute over all tokens; relative norm over 256 rows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import csv
 import datetime as dt
 import math
 import random
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ SHAPES = [  # tokens, hidden size, vocabulary
 ]
 COLUMNS = ["provider", "n", "h", "v", "mode", "ms", "floor_ms", "ratio", "extra_mib"]
 ERRORS = ["logp_abs_err", "entropy_abs_err", "dh_rel_err", "dw_rel_err"]
-COLUMNS += [*ERRORS, "gpu", "torch", "triton", "date", "floor", "version", "runs", "note"]
+COLUMNS += [*ERRORS, "gpu", "torch", "triton", "date", "floor", "version", "runs", "iqr_ms", "note"]
 
 
 @dataclass
@@ -158,7 +159,7 @@ def interleaved(actions: dict, seconds: float, rng: random.Random) -> dict[objec
     flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
     events: dict = {key: [] for key in actions}
     end, rounds = time.monotonic() + seconds, 0
-    while time.monotonic() < end or rounds < 4:
+    while time.monotonic() < end or rounds < 10:
         for key, action in rng.sample(list(actions.items()), len(actions)):
             flush.zero_()
             begin, finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -172,7 +173,12 @@ def interleaved(actions: dict, seconds: float, rng: random.Random) -> dict[objec
 
 
 def median(values: list[float]) -> float:
-    return values[len(values) // 2]
+    return statistics.median(values)
+
+
+def spread(values: list[float]) -> str:
+    """Interquartile range of sorted times."""
+    return f"{values[3 * (len(values) - 1) // 4] - values[(len(values) - 1) // 4]:.4f}"
 
 
 def measure(shape: tuple[int, int, int], providers: list[Provider], seconds: float, seed: int) -> list[dict]:
@@ -233,6 +239,7 @@ def measure(shape: tuple[int, int, int], providers: list[Provider], seconds: flo
             "mode": "forward" if name == "logits" else "step",
             "ms": f"{value:.4f}",
             "runs": len(times["cuBLAS", name]),
+            "iqr_ms": spread(times["cuBLAS", name]),
         }
         for name, value in product.items()
     ]
@@ -246,7 +253,7 @@ def measure(shape: tuple[int, int, int], providers: list[Provider], seconds: flo
             rows.append({
                 **common, **shown, "provider": name, "mode": mode, "ms": f"{ms:.4f}", "floor": floor,
                 "floor_ms": f"{floors[floor]:.4f}", "ratio": f"{floors[floor] / ms:.4f}", "extra_mib": f"{extra:.0f}",
-                "version": provider.version(), "runs": len(times[name, mode]),
+                "version": provider.version(), "runs": len(times[name, mode]), "iqr_ms": spread(times[name, mode]),
             })  # fmt: skip
             print(
                 f"{shape} {name:26} {mode:8} {ms:9.3f} ms  {floors[floor] / ms:.3f} of {floor:6} "

@@ -161,7 +161,8 @@ def plan_chunks(
     """Cut columns ``[first, rows)`` into the fewest chunks that fit the workspace, all about equally wide.
 
     ``reusable`` columns of kept storage serve as buffer for free; chunks are at least that wide. A single chunk over
-    everything needs no fp32 accumulator of the hidden gradient, whose bytes otherwise come off the budget first.
+    everything needs no fp32 accumulator of the hidden gradient. Otherwise half of that accumulator comes off the
+    budget: its other half lies where the hidden gradient itself will, which is made when the buffer is gone.
     """
     left = rows - first
     if left <= 0:
@@ -169,8 +170,8 @@ def plan_chunks(
     column_bytes = max(1, tokens) * itemsize
     if first == 0 and left * column_bytes <= workspace_bytes:
         return Chunks(((0, rows),), _step_up(left), accumulate=False)
-    accumulator = tokens * hidden_size * 4 if itemsize < 4 else 0
-    affordable = max(workspace_bytes - accumulator, workspace_bytes // 4) // column_bytes
+    extra = tokens * hidden_size * 2 if itemsize < 4 else 0
+    affordable = max(workspace_bytes - extra, workspace_bytes // 4) // column_bytes
     widest = max(_COLUMN_STEP, reusable // _COLUMN_STEP * _COLUMN_STEP, affordable // _COLUMN_STEP * _COLUMN_STEP)
     columns = _step_up(ceil_div(left, ceil_div(left, widest)))
     ranges = tuple((a, min(a + columns, rows)) for a in range(first, rows, columns))

@@ -71,23 +71,7 @@ def gradients(
         launchers.kept_to_dlogits(operands, kept, walk.row_state, walk.coefficients)
         start = kept.columns
         walk.multiply(kept.p, 0, start, wide=start < operands.real_rows)
-    width = operands.hidden.shape[1]
-    itemsize = operands.hidden.element_size()
-    reusable = 0 if kept is None else kept.p.stride(0)
-    chunks = plan_chunks(
-        operands.tokens, start, operands.real_rows, width, itemsize, workspace_bytes, reusable=reusable
-    )
-    if chunks.ranges:
-        size = operands.tokens * chunks.columns
-        if kept is not None and chunks.columns <= reusable:
-            buffer = kept.storage[:size]  # the kept columns are used up by now
-        else:
-            buffer = torch.empty(size, dtype=operands.hidden.dtype, device=operands.device)
-        rows = buffer.view(operands.tokens, chunks.columns)
-        for first, end in chunks.ranges:
-            dlogits = rows[:, : end - first]
-            launchers.dlogits(operands, walk.row_state, walk.coefficients, dlogits, first, end)
-            walk.multiply(dlogits, first, end, wide=chunks.accumulate)
+    walk.chunks(start, kept, workspace_bytes)
     return walk.finish()
 
 
@@ -143,6 +127,31 @@ class _Backward:
                 self.wait = self.reduce_hidden(self.grad_hidden)
         if self.grad_weight is not None:
             product_into(self.grad_weight[first:end], dlogits.t(), operands.hidden, add=self.add_weight)
+
+    def chunks(self, start: int, kept: Kept | None, workspace_bytes: int) -> None:
+        """Columns from ``start`` on; the buffer is gone on return."""
+        operands = self.operands
+        tokens, width = operands.hidden.shape
+        reusable = 0 if kept is None else kept.p.stride(0)
+        plan = plan_chunks(
+            tokens,
+            start,
+            operands.real_rows,
+            width,
+            operands.hidden.element_size(),
+            workspace_bytes,
+            reusable=reusable,
+        )
+        size = tokens * plan.columns
+        if kept is not None and plan.columns <= reusable:
+            buffer = kept.storage[:size]  # the kept columns are used up by now
+        else:
+            buffer = torch.empty(size, dtype=operands.hidden.dtype, device=operands.device)
+        rows = buffer.view(tokens, plan.columns)
+        for first, end in plan.ranges:
+            dlogits = rows[:, : end - first]
+            launchers.dlogits(operands, self.row_state, self.coefficients, dlogits, first, end)
+            self.multiply(dlogits, first, end, wide=plan.accumulate)
 
     def finish(self) -> Gradients:
         if self.need_hidden and self.grad_hidden is None:  # this shard is all padding; the others wait for its sum
