@@ -207,6 +207,7 @@ def _packing_items(index: ModuleIndex) -> Iterator[Item]:
 
 def _plan_items(index: ModuleIndex) -> Iterator[Item]:
     """The schedule plan's node that calls ``_postprocess``: who it hands over, and what it does to the result."""
+    yield Item("plan.attributes", Direction.READ, _plan_attributes(index))
     owner = index.find_class("PostProcessNode")
     forward = index.function(owner.path, "forward_impl", owner.node.name) if owner else None
     call = next((c for c in calls(forward.node) if text(c.func).endswith("._postprocess")), None) if forward else None
@@ -221,6 +222,28 @@ def _plan_items(index: ModuleIndex) -> Iterator[Item]:
         "result": result,
     }
     yield Item("plan.postprocess", Direction.CALLED_BY, value, f"{forward.path}:{call.lineno}")
+
+
+def _plan_attributes(index: ModuleIndex) -> Json:
+    """Whether a plan has its last node, and a node its function, under the names by which legacy mode finds them."""
+    plan = index.find_class(
+        "TransformerModelChunkSchedulePlan", "megatron.core.models.common.model_chunk_schedule_plan"
+    )
+    node = index.find_class("ScheduleNode", "megatron.core.pipeline_parallel.utils")
+    if plan is None or node is None:
+        return None
+    return {"post_process": "post_process" in _stored(plan), "forward_func": "forward_func" in _stored(node)}
+
+
+def _stored(owner: ClassRef) -> set[str]:
+    """Names that any method of a class sets on self."""
+    return {
+        attribute.attr
+        for attribute in ast.walk(owner.node)
+        if isinstance(attribute, ast.Attribute)
+        and isinstance(attribute.ctx, ast.Store)
+        and text(attribute.value) == "self"
+    }
 
 
 def _symbol_items(index: ModuleIndex) -> Iterator[Item]:

@@ -175,6 +175,12 @@ FILES: Mapping[str, str] = {
         "class DistributedDataParallel(_Base):\n    def __init__(self, config, ddp_config, module):\n        pass\n"
     ),
     "megatron/core/models/common/language_module/language_module.py": LANGUAGE_MODULE,
+    "megatron/core/models/common/model_chunk_schedule_plan.py": (
+        "class TransformerModelChunkSchedulePlan:\n    def __init__(self, model):\n        self.post_process = None\n"
+    ),
+    "megatron/core/pipeline_parallel/utils.py": (
+        "class ScheduleNode:\n    def __init__(self, forward_func):\n        self.forward_func = forward_func\n"
+    ),
     "megatron/core/models/common/utils.py": (
         "class PostProcessNode:\n    def forward_impl(self, hidden_states):\n"
         "        loss = self.model._postprocess(hidden_states=hidden_states)\n        return float16_to_fp32(loss)\n"

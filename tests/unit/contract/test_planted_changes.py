@@ -62,6 +62,8 @@ PLANTED = [
     ("plan-requires", [("attention_mask, labels=None, *,", "attention_mask, stream, labels=None, *,")]),
     ("plan-refuses-processor", [("labels=None, *,\n                            output_processor=None, ", "labels=None, *,\n                            ")]),
     ("plan-result-unknown", [("return float16_to_fp32(loss)", "return loss.sum()")]),
+    ("plan-attribute-missing", [("self.forward_func = forward_func", "self.function = forward_func")]),
+    ("plan-attribute-missing", [("self.post_process = None", "self.last = None")]),
     ("wrapper-has-no-module", [("self.add_module('module', module)", "self.inner = module")]),
     ("wrapper-requires", [("def __init__(self, config, ddp_config, module):", "def __init__(self, config, ddp_config, module, pgs):")]),
     ("packing-field-missing", [("    max_seqlen_kv: int = None\n", "")]),
