@@ -10,7 +10,8 @@ compare.
 Columns: ``ratio`` is ``floor_ms / ms``. The floor of a forward is the logits product; of a step the products that the
 method cannot avoid, named in ``floor``: "8NHV" (logits twice, dX, dW) where logits are recomputed, "6NHV" where they
 are kept or the gradients are made in the forward. ``extra_mib`` is peak memory beyond the inputs and, for a step,
-beyond the two gradients. ``iqr_ms`` is the interquartile range over the rounds. Errors are against float64: largest absolute over all tokens; relative norm over 256 rows.
+beyond the two gradients. ``iqr_ms`` is the interquartile range over the rounds. Errors are against float64: largest
+absolute over all tokens; relative norm over 256 rows.
 """
 
 from __future__ import annotations
