@@ -39,7 +39,8 @@ def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, 
             level = _COMMANDS[finding.level]
             yield level, _command(level, finding.title, f"{finding.message}{place}. {words}")
     for cause in causes(report) if report else ():
-        level = "warning" if cause.verdict.green else "error"
+        verdict = cause.finding.verdict
+        level = "notice" if verdict is None else "warning" if verdict.green else "error"
         file = (cause.finding.check or "").partition("::")[0]
         path = f"tests/compat/{file}" if file.endswith(".py") else None
         yield level, _command(level, cause.title, f"{cause.finding.message}\nCells: {', '.join(cause.cells)}", path)

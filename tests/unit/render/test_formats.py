@@ -23,6 +23,7 @@ from mcore_compat.render.formats import write_formats
 from mcore_compat.render.junit import render_junit
 from mcore_compat.render.page import Budget, render_page
 from mcore_compat.render.timeline import timeline
+from mcore_compat.report import Finding
 from mcore_compat.scrub import Scrubber, absolute_paths
 from mcore_compat.verdicts import Verdict
 
@@ -181,6 +182,16 @@ def test_a_cell_that_ran_nothing_is_an_error_in_junit():
     root = ET.fromstring(render_junit(report(cell("b", Verdict.UNRESOLVABLE))))
     assert root.find("testsuite/testcase/error") is not None
     assert root.find("testsuite/properties/property[@name='verdict']").get("value") == "unresolvable"
+
+
+def test_notes_are_errors_nowhere():
+    note = Finding(kind="host", message="one GPU")
+    told = report(cell("a", Verdict.OK), verdict=Verdict.OK).model_copy(update={"findings": (note,)})
+    assert JUnitXml.fromstring(render_junit(told).encode()).errors == 0
+    assert [line.partition(" ")[0] for line in render_annotations(told)] == ["::notice"]
+    levels = {result["level"] for result in json.loads(sarif.render_sarif(told))["runs"][0]["results"]}
+    assert levels == {"note"}
+    assert '<span class="tag note">note</span> one GPU' in render_page(told)
 
 
 def test_annotations_are_escaped_bounded_and_counted():
