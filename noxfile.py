@@ -113,6 +113,13 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def faults(session: nox.Session) -> None:
+    """Plant every fault of the catalogue; each must be caught by the check that it names."""
+    session.install("-e", ".[harness,suite]", NUMPY)
+    session.run("python", "tests/faults/run.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Side-by-side measurements; results go to one CSV."""
     harness(session)
