@@ -1,0 +1,58 @@
+"""The workflows: pinned, least of permissions, no log read, and no step that the project does not offer."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+each = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+
+
+def test_the_three_are_there():
+    assert {path.stem for path in WORKFLOWS} == {"pull-request", "nightly", "upstream-watch"}
+
+
+@each
+def test_actions_are_pinned_by_commit_with_their_version_beside(path):
+    uses = re.findall(r"uses: (\S+)(.*)", path.read_text())
+    assert uses
+    for action, comment in uses:
+        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
+@each
+def test_nothing_is_permitted_by_default(path):
+    text = path.read_text()
+    assert re.search(r"^permissions: \{\}$", text, re.MULTILINE)
+    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
+    writes = re.findall(r"\w+: write", text)
+    assert writes == (["issues: write"] if path.stem == "upstream-watch" else [])
+
+
+@each
+def test_every_job_ends_by_itself_and_the_workflow_has_one_concurrency(path):
+    text = path.read_text()
+    assert text.count("timeout-minutes:") == text.count("runs-on:")
+    assert re.search(r"^concurrency:$", text, re.MULTILINE)
+
+
+@each
+def test_no_log_is_read_and_no_expression_reaches_a_shell(path):
+    text = path.read_text()
+    assert not re.search(r"\bgrep\b|\.log\b", text)
+    for block in re.findall(r"run: (?:\|\n((?:\s{10,}.*\n)+)|(.*))", text):
+        assert "${{" not in "".join(block)
+
+
+@each
+def test_sessions_and_scripts_that_are_called_exist(path):
+    text = path.read_text()
+    sessions = set(re.findall(r"def (\w+)\(session", (ROOT / "noxfile.py").read_text()))
+    for called in re.findall(r"nox --non-interactive -s ([a-z ]+?)(?: --|$|\n)", text):
+        assert set(called.split()) <= sessions
+    for script in re.findall(r"\bci/(\w+)", text):
+        assert (ROOT / "ci" / script).is_file()
