@@ -11,15 +11,16 @@ nox.options.sessions = ["compat"]
 nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
-# Triton's interpreter before 3.9 fails in every kernel with numpy 2.5.
-NUMPY = "numpy<2.5"
+# The cells' own torch and numpy: one download serves sessions and cells, and types are checked against one torch.
+DEFAULTS = nox.project.load_toml("compat_matrix/matrix.toml")["defaults"]
+PINS = (f"torch=={DEFAULTS['torch']}", *(item["spec"] for item in DEFAULTS["constraints"]))
 UNIT_RESULTS = Path("reports", "unit.xml")
 COMMAND = ("python", "-m", "mcore_compat")
 
 
 def harness(session: nox.Session, *more: str) -> None:
     """Install this project with the harness's needs; editable, so that the sessions see the checkout as it is."""
-    session.install("-e", ".[harness]", NUMPY, *more)
+    session.install("-e", ".[harness]", *PINS, *more)
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def compat(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
-    session.install("-e", ".[harness,suite]", NUMPY, *group("test"))
+    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
     run_unit(session)
     session.run(*COMMAND, "run", "--classes")
 
@@ -58,7 +59,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def unit(session: nox.Session) -> None:
     """Unit tests alone."""
-    session.install("-e", ".[harness,suite]", NUMPY, *group("test"))
+    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
     run_unit(session)
 
 
@@ -95,7 +96,7 @@ def gate(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def bundle(session: nox.Session) -> None:
     """The wheels that a GPU host without a network needs, in .bundle/."""
-    session.install("-e", ".[harness]", NUMPY)
+    session.install("-e", ".[harness]", *PINS)
     script(session, "ci/bundle")
 
 
@@ -115,7 +116,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def faults(session: nox.Session) -> None:
     """Plant every fault of the catalogue; each must be caught by the check that it names."""
-    session.install("-e", ".[harness,suite]", NUMPY)
+    session.install("-e", ".[harness,suite]", *PINS)
     session.run("python", "tests/faults/run.py", *session.posargs)
 
 

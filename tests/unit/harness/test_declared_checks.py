@@ -133,7 +133,7 @@ def written_checks():
 
 def test_every_check_of_the_suite_is_declared_and_no_other():
     declared = {check.id for check in load_inventory(ROOT / "compat_matrix" / "inventory.toml").check}
-    assert declared == set(written_checks()), "add an entry to inventory.toml, or run `mcore-compat inventory --collect --write`"
+    assert declared == set(written_checks()), "add entries to inventory.toml, or derive it: inventory --collect --write"
 
 
 def test_the_committed_files_are_valid():
