@@ -22,6 +22,7 @@ from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.surface import extract
 from mcore_compat.plan import Selection
 from mcore_compat.progress import display_for
+from mcore_compat.releases import PROJECT
 from mcore_compat.session import RunConfig
 
 __all__ = ["bisect"]
@@ -60,7 +61,7 @@ def bisect(
         if repository is None:
             return parse_candidate(name), contracts[name]
         commit = resolve_commit(repository, name)
-        address = f"git+file://{repository.resolve()}@{commit}"
+        address = f"{PROJECT} @ git+file://{repository.resolve()}@{commit}"
         found = Candidate(CandidateKind.GIT, commit[:12], address, path=repository, ref=commit)
         return found, extract(read_git(repository, commit), commit[:12])
 

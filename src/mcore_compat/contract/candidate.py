@@ -49,7 +49,7 @@ class Candidate:
     Attributes:
         kind: the form it was named in.
         label: short name for reports, without any absolute path.
-        requirement: what an installer is given to install it.
+        requirement: what an installer is given; named where it has to be built, since only what is named may be.
         version: of a release.
         path: of a file, folder, or local repository.
         address: of a repository on another host.
@@ -108,11 +108,11 @@ def _git_candidate(text: str) -> Candidate:
         path = Path(place)
         if not is_repository(path):
             raise NoSuchCandidateError(f"{name} is not a git repository.", _FORMS)
-        return Candidate(CandidateKind.GIT, label, f"git+file://{place}@{ref}", path=path, ref=ref)
+        return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{place}@{ref}", path=path, ref=ref)
     if parts.scheme not in {"https", "ssh"}:
         raise NoSuchCandidateError(f"git+{parts.scheme} is not supported.", "use git+file, git+https or git+ssh.")
     address = f"{parts.scheme}://{parts.netloc}{place}"
-    return Candidate(CandidateKind.GIT, label, f"git+{address}@{ref}", address=address, ref=ref)
+    return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+{address}@{ref}", address=address, ref=ref)
 
 
 def _path_candidate(path: Path) -> Candidate:
@@ -120,12 +120,12 @@ def _path_candidate(path: Path) -> Candidate:
         bare = is_repository(path) and not (path / ".git").exists()
         if bare:  # a bare repository has no working tree: its HEAD is meant
             label = f"{path.name.removesuffix('.git')}@HEAD"
-            return Candidate(CandidateKind.GIT, label, f"git+file://{path}@HEAD", path=path)
-        return Candidate(CandidateKind.DIRECTORY, path.name, str(path), path=path)
+            return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{path}@HEAD", path=path)
+        return Candidate(CandidateKind.DIRECTORY, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
     if path.name.endswith((".whl", ".zip")):
         return Candidate(CandidateKind.WHEEL, path.name, str(path), path=path)
     if path.name.endswith((".tar.gz", ".tgz", ".tar")):
-        return Candidate(CandidateKind.SDIST, path.name, str(path), path=path)
+        return Candidate(CandidateKind.SDIST, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
     raise NoSuchCandidateError(f"{path.name} is not a wheel or an sdist.", _FORMS)
 
 

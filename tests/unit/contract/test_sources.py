@@ -219,3 +219,11 @@ def test_what_names_nothing_is_refused(tmp_path, text):
 )  # fmt: skip
 def test_labels_of_candidates(tmp_path, text, label):
     assert parse_candidate(text, tmp_path).label == label
+
+
+def test_what_has_to_be_built_is_named_for_the_installer(repository, tmp_path):
+    """Installers may be told to build nothing but what is named; a wheel needs no name."""
+    wheel = write_wheel(tmp_path / "megatron_core-0.18.0-py3-none-any.whl")
+    assert parse_candidate(str(wheel)).requirement == str(wheel)
+    for text in (str(repository), f"git+file://{repository}@v1", "git+https://host/x/y@main"):
+        assert parse_candidate(text).requirement.startswith("megatron-core @ ")
