@@ -1,4 +1,4 @@
-"""Calls that a framework makes without ``call_fused_forward``: keywords on the patched forward itself, evidence, logs."""
+"""Calls that a framework makes itself: keywords on the patched forward, evidence, logs."""
 
 import pytest
 import torch
@@ -86,11 +86,11 @@ def test_contexts_of_another_kind(subject, mode, context):
 def test_processors_of_others_are_refused_in_legacy_mode(subject):
     """Legacy mode has no hidden states to hand to somebody else's callback; saying so beats ignoring it."""
     model, batch = build(Shape()), batch_for(97, 2, 5)
+
+    def somebodys(**_):
+        raise AssertionError
+
     with torch.no_grad(), patched(subject, model, "legacy"), pytest.raises(TypeError, match="somebodys"):
-
-        def somebodys(**_):
-            raise AssertionError
-
         model(*batch.inputs, labels=batch.labels, output_processor=somebodys)
 
 
