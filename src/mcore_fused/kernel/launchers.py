@@ -26,6 +26,9 @@ __all__ += ["row_statistics", "scale_in_place"]
 
 # Row stride of buffers that hold a piece of the vocabulary: TMA and wide accesses need aligned rows.
 _ROW_STEP = 64
+# Widest hidden size at which the Gluon kernel makes the dlogits. It hides a fixed cost a tile, which is 4% of a step at
+# 896 and 2% at 2048; at 3584 and 4096 the plain kernel's step was 0 to 5% faster in each of two runs (docs/adr).
+_GLUON_DLOGITS_WIDTH = 3072
 # The tile of the Gluon kernels (hopper_kernels.py).
 HOPPER_TILES = Tiles(128, 256, 64, 12, 4)
 
@@ -256,7 +259,7 @@ def coefficients(operands: Operands, rows: RowState, upstream: tuple[Tensor | No
 
 def dlogits(operands: Operands, rows: RowState, coefficients: Tensor, out: Tensor, first: int, end: int) -> None:
     """Write the gradient of the logits of columns ``[first, end)`` to ``out`` ``[N, end - first]``."""
-    if _hopper(operands) and tma_readable(out):
+    if operands.hidden.shape[1] <= _GLUON_DLOGITS_WIDTH and _hopper(operands) and tma_readable(out):
         from mcore_fused.kernel import hopper
 
         hopper.dlogits(
