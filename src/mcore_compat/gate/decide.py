@@ -49,10 +49,12 @@ def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFindi
     """What to do now, in one sentence."""
     new = [f for f in findings if f.state == "new" and f.level == "break" and f.witness != "refuted"]
     modes = sorted({mode for f in new for mode in f.consequence if mode != "copy"})
+    known = candidate.cell is not None and not candidate.cell.id.startswith("candidate")
+    keep = "" if known else "; add it to compat_matrix/matrix.toml, so that nightly runs keep it"
     if verdict is Verdict.OK:
-        return f"Upgrade to {candidate.name}; add it to compat_matrix/matrix.toml so that nightly runs keep it."
+        return f"Move to {candidate.name}{keep}."
     if verdict is Verdict.DRIFT:
-        return f"Upgrade to {candidate.name} after reading what moved; add it to compat_matrix/matrix.toml."
+        return f"Read what moved, then move to {candidate.name}{keep}."
     if verdict is Verdict.BREAK:
         where = f" (concerned: {', '.join(modes)})" if modes else ""
         cause = next((f.next_step for f in new if f.next_step), "")
