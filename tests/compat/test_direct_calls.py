@@ -7,6 +7,7 @@ from support.models import Shape, batch_for, build, shared
 from support.packed import Rows, rows_alone
 from support.reference import gradients, stock_forward
 from support.subject import patched
+from test_patch_machine import VisionLanguageModel
 
 import mcore_fused
 from mcore_fused import FusedForwardOutput, FusedOutputProcessorContext, fused_output_processor
@@ -205,3 +206,29 @@ def test_jagged_rows_equal_rows_alone(fused, lengths):
     for part, name in enumerate(("log_probs", "entropy")):
         expected = torch.cat([row[part] for row in alone])
         assert torch.allclose(output[name].values(), expected, atol=1e-9)
+
+
+@MODES
+def test_positional_arguments_before_the_labels_are_not_labels(subject, mode):
+    """Four of them are decoder_input and what comes before; the fifth, None, is no label either."""
+    model, batch = build(Shape()), batch_for(97, 2, 5)
+    with torch.no_grad():
+        expected = model(*batch.inputs)
+        with patched(subject, model, mode):
+            for arguments in ((*batch.inputs, None), (*batch.inputs, None, None)):
+                assert torch.equal(mcore_fused.call_fused_forward(model, *arguments), expected)
+
+
+@MODES
+def test_an_outer_model_that_asks_by_itself_is_refused(subject, mode):
+    """Two askers with two contexts would leave one of them without its evidence."""
+
+    class Asking(VisionLanguageModel):
+        def forward(self, *inputs, labels=None):
+            return self.language_model(*inputs, labels=labels, output_processor=fused_output_processor)
+
+    model, batch = build(Shape()), batch_for(97, 2, 5)
+    with torch.no_grad(), patched(subject, outer := Asking(model), mode):
+        with pytest.raises(TypeError, match="output_processor"):
+            subject.call(outer, *batch.inputs, labels=batch.labels)
+        assert isinstance(outer(*batch.inputs, labels=batch.labels), FusedForwardOutput)

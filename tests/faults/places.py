@@ -14,8 +14,9 @@ from pathlib import Path
 from catalogue import ROOT, Fault
 
 LIMIT_S = 90
-# The release that stands for each kind of cell; "unit" runs in the newer one, it only needs torch and triton.
-RELEASES = {"0.18": "0.18.2", "0.17": "0.17.1", "unit": "0.18.2"}
+CONTROL_LIMIT_S = 400
+# The release that stands for each kind of cell; unit tests run in the harness's own environment.
+RELEASES = {"0.18": "0.18.2", "0.17": "0.17.1"}
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -41,9 +42,8 @@ class Outcome:
 
 def interpreters(wanted: set[str], given: Mapping[str, str], cells: Path) -> dict[str, Path]:
     """An interpreter for every place: the one given, or that of a cell which the harness provides."""
-    found = {place: Path(path) for place, path in given.items()} | {"harness": Path(sys.executable)}
-    if "unit" not in found and "0.18" in found:
-        found["unit"] = found["0.18"]
+    here = dict.fromkeys(("harness", "unit"), Path(sys.executable))
+    found = here | {place: Path(path) for place, path in given.items()}
     missing = {RELEASES[place] for place in wanted - found.keys() if place in RELEASES}
     made = _provisioned(missing, cells) if missing else {}
     found |= {place: made[release] for place, release in RELEASES.items() if place not in found and release in made}
@@ -112,7 +112,7 @@ def _plant(fault: Fault, worker: subprocess.Popen[str], folder: Path) -> Outcome
         "arguments": _arguments(fault, folder),
         "result": str(folder / "result.json"),
         "output": str(folder / "output.txt"),
-        "limit_s": LIMIT_S,
+        "limit_s": LIMIT_S if fault.replace else CONTROL_LIMIT_S,
     }
     worker.stdin.write(json.dumps(job) + "\n")
     worker.stdin.flush()

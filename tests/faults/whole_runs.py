@@ -40,7 +40,7 @@ def _run(fault: Fault, cells: Path, folder: Path) -> Outcome:
     done = subprocess.run(
         command,
         check=False,
-        cwd=folder,
+        cwd=ROOT,
         env=os.environ | {"NO_COLOR": "1"},
         capture_output=True,
         text=True,
