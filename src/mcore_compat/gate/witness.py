@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mcore_compat.contract import standin
+from mcore_compat import contract
 from mcore_compat.contract.compare import Finding, FindingState
 from mcore_compat.environment import cell_environment
 from mcore_compat.gate.model import WitnessState
@@ -22,6 +22,8 @@ __all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
 Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
 _LIMIT_S = 180
+# Read, never imported here: it needs torch, which only the cells must have.
+_STANDIN = Path(contract.__file__).parent / "standin.py"
 # Each witness in a child of its own, so that none can disturb another. The slow import is paid once, in the parent,
 # after those witnesses that need a process without it.
 _DRIVER = """
@@ -86,7 +88,7 @@ def witness_of(finding: Finding) -> Lines | None:
     if witness is None:
         return None
     code = witness.code.replace("$detail", finding.detail).replace("$item", finding.item)
-    prelude = Path(standin.__file__).read_text(encoding="utf-8") if witness.standin else ""
+    prelude = _STANDIN.read_text(encoding="utf-8") if witness.standin else ""
     return Lines(f"{prelude}\n{code}", witness.isolated)
 
 
