@@ -13,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mcore_compat import render_markdown, render_terminal
+from mcore_compat.errors import UsageError
+from mcore_compat.image import read_image
 from mcore_compat.image_run import LaneConfig, run_lane
 from mcore_compat.inventory import derive, load_inventory, write_text
 from mcore_compat.matrix import load_matrix
@@ -50,6 +52,12 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
     variables = {"MCORE_COMPAT_FAULT": options.fault} if options.fault else {}
     variables |= {"MCORE_COMPAT_NPROC": str(options.nproc)} if parallel else {}
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    cards = len(read_image().gpus)
+    if parallel and 0 < cards < options.nproc:
+        raise UsageError(
+            f"--nproc {options.nproc} needs a GPU for each rank, this host has {cards}.",
+            "Leave --nproc out, or run on a host with more.",
+        )
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=options.work) as work:
         config = LaneConfig(
             root=root,

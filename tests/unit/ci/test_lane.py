@@ -1,0 +1,112 @@
+"""The GPU lane around its cells: what it measures and advises, who takes which card, when a fault counts as caught."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcore_compat import image_cli, image_run
+from mcore_compat.image import Image
+from mcore_compat.report import CellResult, Finding, MegatronCore, Report, SubjectInfo
+from mcore_compat.verdicts import Verdict
+
+ROOT = Path(__file__).parents[3]
+
+
+def _config(tmp_path, variables=None):
+    return image_run.LaneConfig(
+        root=tmp_path, suite=tmp_path, inventory=tmp_path, work=tmp_path, reports=tmp_path, cells=(), jobs=1,
+        profile="gpu", limit_s=60, commit=None, variables=variables or {},
+    )  # fmt: skip
+
+
+def _cell(name, verdict, *findings):
+    return CellResult(
+        id=name,
+        megatron_core=MegatronCore(requested=name),
+        contract_class="c",
+        lane="gpu",
+        expected_mode="hook",
+        verdict=verdict,
+        findings=findings,
+    )
+
+
+def _report(*cells):
+    return Report(
+        run_id="r", started="s", seconds=1, verdict=Verdict.OK, suite_sha256="", profile="gpu",
+        subject=SubjectInfo(name="n", version="v", sha256="h"), planned=(), cells=cells,
+    )  # fmt: skip
+
+
+def test_what_a_check_measured_is_told_once_and_held_against_nobody(tmp_path):
+    log = tmp_path / "reportlog.jsonl"
+    entry = {"nodeid": "test_a.py::test_b[x]", "user_properties": [["peak", "5 MB"]]}
+    lines = [json.dumps({**entry, "when": when}) for when in ("setup", "call", "teardown")]
+    log.write_text("\n".join([*lines, "{broken"]))
+    (finding,) = image_run._measured(log)
+    assert finding.message == "peak: 5 MB"
+    assert finding.check == "test_a.py::test_b"
+    assert finding.verdict is None
+    assert image_run._measured(tmp_path / "nothing") == ()
+
+
+def test_advice_leads_to_a_cell_that_still_exists():
+    finding = Finding(kind="failed-check", message="m", next_step="By hand: `.cells/x/venv/bin/python`")
+    other = Finding(kind="stale", message="m", next_step="Remove the entry.")
+    first, second = image_run._advised(_cell("0.18.2", Verdict.BREAK, finding, other)).findings
+    assert "ci/gpu --select 0.18.2" in first.next_step
+    assert second.next_step == "Remove the entry."
+
+
+def test_cells_of_one_rank_take_turns_on_the_cards(tmp_path):
+    two = Image((), {}, "", ("a", "b"))
+    cards = [image_run._card(_config(tmp_path), two, {}, place) for place in range(3)]
+    assert [card["CUDA_VISIBLE_DEVICES"] for card in cards] == ["0", "1", "0"]
+    assert image_run._card(_config(tmp_path), Image((), {}, "", ("a",)), {}, 1) == {}
+    assert image_run._card(_config(tmp_path), two, {"CUDA_VISIBLE_DEVICES": "1"}, 0) == {}
+    assert image_run._card(_config(tmp_path, {"MCORE_COMPAT_NPROC": "2"}), two, {}, 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ((Verdict.BREAK, Verdict.UNPROVEN), 0),
+        ((Verdict.BREAK, Verdict.OK), 1),
+        ((Verdict.DRIFT,), 1),
+        ((), 1),
+    ],
+)
+def test_a_fault_is_caught_only_by_all(verdicts, code):
+    cells = [_cell(f"0.1{place}.0", verdict) for place, verdict in enumerate(verdicts)]
+    assert image_cli._caught(_report(*cells)) == code
+
+
+def _ci_gpu(*arguments, path=""):
+    env = {"PATH": path, "HOME": os.environ.get("HOME", "/")}
+    command = [sys.executable, str(ROOT / "ci" / "gpu"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=120)
+
+
+def test_no_bundle_and_nothing_to_make_it_with(tmp_path):
+    done = _ci_gpu("--bundle", str(tmp_path / "none"), path=str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].startswith("error: There is no bundle")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_damaged_bundle_is_refused_before_anything_runs(tmp_path):
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    wheel = {"filename": "a-1-py3-none-any.whl", "sha256": "0" * 64, "size": 1, "origin": "index"}
+    content = {"python": "3.12", "machine": "x86_64", "harness": [wheel], "suite": [], "cells": {}}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    (folder / "a-1-py3-none-any.whl").write_bytes(b"x")
+    done = _ci_gpu(f"--bundle={folder}", path=os.defpath)
+    assert done.returncode == 3
+    assert "a-1-py3-none-any.whl is not the file that the manifest names" in done.stderr
+    shutil.rmtree(folder)
