@@ -295,3 +295,16 @@ def test_auto_takes_the_kernels() -> None:
     linear_cross_entropy(hidden, weight, labels)
     after = kernel_launches()
     assert (after.gluon + after.triton) - (before.gluon + before.triton) == 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_a_device_that_is_not_current() -> None:
+    hidden, weight, labels, upstream = make(130, 128, 3000)
+    found = []
+    for device in ("cuda:0", "cuda:1"):
+        h, w = (x.detach().to(device).requires_grad_() for x in (hidden, weight))
+        outputs = linear_cross_entropy(h, w, labels.to(device), 0.9)
+        grads = torch.autograd.grad(outputs, (h, w), [g.to(device) for g in upstream])
+        found.append([x.detach().cpu() for x in (*outputs, *grads)])
+    assert torch.cuda.current_device() == 0
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -168,7 +168,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, logit_scale: float | Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
         backend = backend_module(plan.path)
-        with exact_products(hidden.device.type):
+        with exact_products(hidden.device):
             shard = exchange_shard_sizes(weight.shape[0], plan.group, hidden.device)
             if plan.check_labels:
                 _refuse_bad_labels(labels, plan.ignore_index, shard.vocabulary(plan.vocab_size))
@@ -196,7 +196,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         logit_scale = ctx.logit_scale if row_scale is None else row_scale
         problem = Problem(hidden, weight, logit_scale, ctx.real_rows, plan.ignore_index, plan.group)
         group = plan.group if plan.reduce_hidden_grad else None
-        with exact_products(hidden.device.type):
+        with exact_products(hidden.device):
             grad_hidden, grad_weight = backend_module(plan.path).gradients(
                 problem,
                 labels,

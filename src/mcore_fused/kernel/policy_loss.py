@@ -262,7 +262,7 @@ class _FoldedLoss(torch.autograd.Function):
         need: bool,
     ) -> tuple[Tensor, ...]:
         needs = (need and hidden.requires_grad, need and weight.requires_grad)
-        with exact_products(hidden.device.type):
+        with exact_products(hidden.device):
             fold = _Fold(hidden.detach(), weight.detach(), labels, logit_scale, tokens, plan, needs)
             outputs = fold.run()
         ctx.gradients = (fold.grad_hidden, fold.grad_weight)
@@ -281,9 +281,10 @@ class _FoldedLoss(torch.autograd.Function):
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         if grad_loss is None:
             return (None,) * 7
-        for gradient in (grad_hidden, grad_weight):
-            if gradient is not None:
-                ctx.backend.scale_in_place(gradient, grad_loss)
+        with exact_products(grad_loss.device):
+            for gradient in (grad_hidden, grad_weight):
+                if gradient is not None:
+                    ctx.backend.scale_in_place(gradient, grad_loss)
         return grad_hidden, grad_weight, None, None, None, None, None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -60,14 +60,19 @@ class Outcome:
 
 
 @contextmanager
-def exact_products(device: str) -> Iterator[None]:
-    """Products inside have the dtype of their operands: no autocast, no TF32. Costs nothing where neither is on."""
-    with ieee_fp32_products():
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
-            yield
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Inside, kernels go to ``device`` and products have the dtype of their operands: no autocast, no TF32.
+
+    Costs next to nothing where the device is current and neither is on.
+    """
+    with ExitStack() as stack:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            # torch's own operations follow their tensors; Triton launches on the current device
+            stack.enter_context(torch.cuda.device(device))
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(ieee_fp32_products())
+        yield
 
 
 class ieee_fp32_products:  # noqa: N801  (a context manager, named as one)

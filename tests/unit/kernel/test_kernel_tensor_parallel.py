@@ -24,6 +24,7 @@ def _inputs(dtype):
 def _rank(rank: int, port: int) -> None:
     warnings.filterwarnings("ignore", module="triton.runtime.interpreter")
     sys.path.insert(0, str(Path(__file__).parent))
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(SIZES))
     from mcore_fused.errors import CallArgumentError
     from mcore_fused.kernel import linear_cross_entropy
