@@ -21,8 +21,18 @@ from mcore_fused.kernel.triton_backward import (
 )
 from mcore_fused.kernel.triton_forward import LN2, combine_kernel, statistics_kernel
 
-__all__ = ["Finished2", "Kept", "RowState", "coefficients", "dlogits", "finish", "kept_to_dlogits", "merge"]
-__all__ += ["row_statistics", "scale_in_place"]
+__all__ = [
+    "FinishedRows",
+    "Kept",
+    "RowState",
+    "coefficients",
+    "dlogits",
+    "finish",
+    "kept_to_dlogits",
+    "merge",
+    "row_statistics",
+    "scale_in_place",
+]
 
 # Row stride of buffers that hold a piece of the vocabulary: TMA and wide accesses need aligned rows.
 _ROW_STEP = 64
@@ -66,7 +76,7 @@ class RowState:
 
 
 @dataclass(frozen=True)
-class Finished2:
+class FinishedRows:
     """Outputs in nats, and the row state in base 2. All ``[N]`` fp32."""
 
     log_probs: Tensor
@@ -220,11 +230,11 @@ def merge(operands: Operands, labels: Tensor, statistics: Tensor) -> Tensor:
     return merged
 
 
-def finish(operands: Operands, labels: Tensor, pieces: Tensor, *, dot: bool) -> Finished2:
+def finish(operands: Operands, labels: Tensor, pieces: Tensor, *, dot: bool) -> FinishedRows:
     """Combine all pieces into the outputs and the row state; ``dot``: compute the labels' logits here."""
     outputs = [torch.empty(operands.tokens, dtype=torch.float32, device=operands.device) for _ in range(5)]
     _combine(operands, labels, pieces, (outputs[0], *outputs), dot=dot, final=True)
-    return Finished2(*outputs)
+    return FinishedRows(*outputs)
 
 
 def coefficients(operands: Operands, rows: RowState, upstream: tuple[Tensor | None, Tensor | None]) -> Tensor:

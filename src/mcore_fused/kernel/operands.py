@@ -14,7 +14,7 @@ from mcore_fused.kernel.problem import Problem
 from mcore_fused.kernel.schedule import Tiles
 from mcore_fused.kernel.triton_forward import LOG2E
 
-__all__ = ["Operands", "prepare", "tma_readable"]
+__all__ = ["Operands", "descriptor", "prepare", "tma_readable"]
 
 _TMA_ALIGNMENT = 16
 
@@ -68,13 +68,12 @@ def prepare(problem: Problem) -> Operands:
     if traits is None:
         raise CallArgumentError(f"no Triton path on {problem.hidden.device}", "use backend='auto' or 'torch'.")
     hidden, weight = _rows_contiguous(problem.hidden.detach()), _rows_contiguous(problem.weight.detach())
-    scale = problem.logit_scale
-    per_row = isinstance(scale, Tensor)
+    scale = problem.logit_scale * LOG2E
     return Operands(
         hidden=hidden,
         weight=weight,
-        row_scale=scale * LOG2E if isinstance(scale, Tensor) else None,
-        scale=1.0 if isinstance(scale, Tensor) or per_row else scale * LOG2E,
+        row_scale=scale if isinstance(scale, Tensor) else None,
+        scale=1.0 if isinstance(scale, Tensor) else scale,
         real_rows=problem.real_rows,
         ignore_index=problem.ignore_index,
         distributed=problem.group is not None,
