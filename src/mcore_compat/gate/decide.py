@@ -25,6 +25,11 @@ def decide(
         # A confirmed contract finding says why; a failed check only that.
         first = min(broken, key=lambda f: (f.witness != "confirmed", f.origin != "cell"))
         more = f" (+{len(broken) - 1} more)" if len(broken) > 1 else ""
+        if first.upstream:
+            own = sum(f.upstream for f in broken)
+            more += (
+                f"; {own} of {len(broken)} failures are broken upstream, not by us: none of our code is on their stack"
+            )
         return Verdict.BREAK, f"{first.title}: {first.message.partition(chr(10))[0]}{more}"
     if baseline.cell is not None and baseline.cell.verdict in _NOT_JUDGED:
         return Verdict.UNPROVEN, f"the baseline could not be judged: {baseline.cell.reason}"
@@ -58,6 +63,8 @@ def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFindi
     if verdict is Verdict.BREAK:
         where = f" (concerned: {', '.join(modes)})" if modes else ""
         cause = next((f.next_step for f in new if f.next_step), "")
+        if new and all(f.upstream for f in new):
+            return f"Report it upstream, and stay on the baseline where the feature is used. {cause}".strip()
         return f"Stay on the baseline{where}; find the change with `mcore-compat bisect`. {cause}".strip()
     if verdict is Verdict.UNRESOLVABLE:
         return "Change the requirement named in the reason, or the cell's constraints in compat_matrix/matrix.toml."

@@ -30,6 +30,7 @@ class GateFinding(_Record):
         state: new in the candidate, fixed in it, on both sides, or not the same when run again.
         witness: what running the rule's witness on both sides said; ``none`` where the finding needs none.
         consequence: by mode of ours.
+        upstream: raised inside megatron-core with nothing of ours on the stack: broken upstream, not by us.
     """
 
     origin: Literal["contract", "cell"]
@@ -44,6 +45,7 @@ class GateFinding(_Record):
     witness: WitnessState = "none"
     witness_note: str = ""
     consequence: dict[str, str] = {}
+    upstream: bool = False
 
 
 class Side(_Record):

@@ -37,6 +37,7 @@ def pair_cells(
     baseline: CellResult,
     candidate: CellResult,
     again: tuple[CellResult, CellResult] | None = None,
+    upstream: frozenset[str] = frozenset(),
 ) -> tuple[GateFinding, ...]:
     """Compare two judged cells.
 
@@ -45,6 +46,7 @@ def pair_cells(
         candidate: the side that is asked about.
         again: both sides run once more, where they differed the first time. A difference that is not there again is
             flaky: told, and never taken for a pass.
+        upstream: checks that failed in the candidate without any code of ours.
     """
     before, after = _failures(baseline), _failures(candidate)
     second = tuple(_failures(cell) for cell in again) if again is not None else (before, after)
@@ -71,6 +73,7 @@ def pair_cells(
                 link=finding.link,
                 next_step=finding.next_step,
                 witness_note=note,
+                upstream=state == "new" and finding.check in upstream,
             )
         )
     return tuple(findings)

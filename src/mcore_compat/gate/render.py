@@ -39,13 +39,18 @@ def _grouped(findings: Iterable[GateFinding]) -> list[tuple[GateFinding, int]]:
     """Findings of cells with the same message told once, with the number of others."""
     groups: dict[tuple[str, ...], list[GateFinding]] = {}
     for finding in findings:
-        key = ("cell", finding.level, signature(finding.message)) if finding.origin == "cell" else (str(id(finding)),)
+        key = (
+            ("cell", finding.level, str(finding.upstream), signature(finding.message))
+            if finding.origin == "cell"
+            else (str(id(finding)),)
+        )
         groups.setdefault(key, []).append(finding)
     return [(group[0], len(group) - 1) for group in groups.values()]
 
 
-def _others(count: int) -> str:
-    return f" (+{count} more checks with this message)" if count else ""
+def _others(finding: GateFinding, count: int) -> str:
+    more = f" (+{count} more checks with this message)" if count else ""
+    return f"{more} [broken upstream, not by us]" if finding.upstream else more
 
 
 def _witness(finding: GateFinding) -> str:
@@ -67,7 +72,9 @@ def text(report: GateReport, *, everything: bool = False) -> str:
         if group:
             lines += ["", f"{_HEADINGS[state]} ({len(group)})"]
         for finding, more in _grouped(group):
-            lines.append(f"  [{finding.level}] {finding.title}: {finding.message.partition(chr(10))[0]}{_others(more)}")
+            lines.append(
+                f"  [{finding.level}] {finding.title}: {finding.message.partition(chr(10))[0]}{_others(finding, more)}"
+            )
             details = (
                 [finding.where or "", _witness(finding)] if finding.origin == "contract" else [finding.witness_note]
             )
@@ -105,8 +112,8 @@ def markdown(report: GateReport, *, budget: int = 60_000) -> str:
             witness = f" _{_witness(finding)}_" if _witness(finding) else ""
             link = f" [more]({finding.link})" if finding.link else ""
             consequence = "".join(f"\n  - {m}: {w}" for m, w in finding.consequence.items()) if state == "new" else ""
-            message = finding.message.partition("\n")[0][:400]
-            row = f"- **{finding.level}** {finding.title}: {message}{_others(more)}{place}{witness}{link}{consequence}"
+            message = finding.message.partition("\n")[0][:400] + _others(finding, more)
+            row = f"- **{finding.level}** {finding.title}: {message}{place}{witness}{link}{consequence}"
             if size + len(row) > budget:
                 cut += 1 + more
                 continue

@@ -18,6 +18,7 @@ from mcore_compat.contract.rules import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots, snapshot_path
 from mcore_compat.contract.surface import extract
 from mcore_compat.errors import UsageError
+from mcore_compat.gate.blame import upstream_failures
 from mcore_compat.gate.cells import baseline_version, candidate_cell, cell_of_release, nearest_release
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
@@ -170,11 +171,13 @@ def run_gate(
             prepared = _prepared(config, sides, (before, after), host, now)
             first = _executed(prepared, display)
             judged = {result.id: result for result in first.cells}
-            paired = pair_cells(judged[before.id], judged[after.id]) if before.id != after.id else ()
+            blamed = _upstream_failures(prepared, after)
+            paired = pair_cells(judged[before.id], judged[after.id], upstream=blamed)
             if config.rerun and any(f.state in {"new", "fixed"} for f in paired):
                 again = _prepared(config, sides, (before, after), host, now)
                 second = {result.id: result for result in _executed(again, display).cells}
-                paired = pair_cells(judged[before.id], judged[after.id], (second[before.id], second[after.id]))
+                repeated = second[before.id], second[after.id]
+                paired = pair_cells(judged[before.id], judged[after.id], repeated, blamed)
             tiers.append(Tier(name=lane, ran=True, seconds=round(time.monotonic() - begun, 1)))
             pairs += paired
             if lane == "cpu":
@@ -209,6 +212,14 @@ def run_gate(
 def _executed(run: Prepared, make: MakeDisplay) -> Report:
     with make(len(run.cells)) as display:
         return execute(run, display)
+
+
+def _upstream_failures(run: Prepared, cell: Cell) -> frozenset[str]:
+    log = run.folder.cell(cell.id) / "reportlog.jsonl"
+    if not log.is_file():
+        return frozenset()
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return upstream_failures(lines)
 
 
 def _cells(sides: Sides, nearest: str, lane: str) -> tuple[Cell, Cell]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +15,16 @@ from mcore_compat.bisect import run as bisect_run
 from mcore_compat.bisect.search import first_bad
 from mcore_compat.contract.candidate import parse_candidate
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.gate import render
 from mcore_compat.gate import run as gate_run
 from mcore_compat.gate.run import GateConfig, read_sides, run_gate
 from mcore_compat.gate.witness import Outcome
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection
 from mcore_compat.report import CheckResult, Report, SubjectInfo
+from mcore_compat.scrub import Scrubber
 from mcore_compat.session import Prepared, RunConfig
-from mcore_compat.store import RunPlan
+from mcore_compat.store import RunFolder, RunPlan
 from mcore_compat.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +41,7 @@ def no_display(_):
 
 
 @pytest.fixture
-def cells_report(monkeypatch):
+def cells_report(monkeypatch, tmp_path):
     """Give the results of one run after the other; returns the ids of the cells that were run."""
     runs: list[dict[str, object]] = []
     asked: list[tuple[str, ...]] = []
@@ -47,7 +50,8 @@ def cells_report(monkeypatch):
         plan = RunPlan(run_id=f"run-{len(asked)}", started="x", planned=(), profile="ci", inputs={"suite": "0"})
         matrix = load_matrix(ROOT / "compat_matrix" / "matrix.toml")
         uv = SimpleNamespace(interpreter=Path)
-        return Prepared(config, matrix, None, None, (), None, uv, {}, None, plan, host)
+        folder = RunFolder(tmp_path, Scrubber({}))
+        return Prepared(config, matrix, None, None, (), None, uv, {}, folder, plan, host)
 
     def execute(run, display):
         asked.append(tuple(c.id for c in run.cells))
@@ -92,6 +96,34 @@ def test_a_new_failure_is_run_again_and_stays(cells_report):
     assert len(asked) == 2
     assert gate.verdict is Verdict.BREAK
     assert [f.title for f in gate.of("new", "break")] == ["a.py::t"]
+
+
+def test_a_failure_without_our_code_on_the_stack_is_upstream_s(cells_report, tmp_path):
+    runs, _ = cells_report
+    failures = {"a.py::t": "TypeError in a constructor", "b.py::t": "wrong numbers"}
+    runs.append({"0.17.1": cell("0.17.1"), "0.18.0": cell("0.18.0", failures=failures)})
+    log = tmp_path / "cells" / "0.18.0" / "reportlog.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(event)}\n" for event in (
+        failed("a.py::t[1]", "suite/a.py", "venv/site-packages/megatron/core/x.py"),
+        failed("a.py::t[2]", "suite/a.py", "venv/site-packages/megatron/core/y.py"),
+        failed("b.py::t", "suite/b.py", "src/mcore_fused/head.py", "venv/site-packages/megatron/core/y.py"),
+    )) + "not json\n")  # fmt: skip
+    gate, _ = judge(rerun=False)
+    assert {f.title: f.upstream for f in gate.of("new", "break")} == {"a.py::t": True, "b.py::t": False}
+    assert "1 of 2 failures are broken upstream, not by us" in gate.reason
+    assert gate.verdict is Verdict.BREAK
+    assert "a.py::t: TypeError in a constructor [broken upstream, not by us]" in render.text(gate)
+
+
+def failed(node: str, *files: str) -> dict:
+    entries = [{"type": "ReprEntry", "data": {"reprfileloc": {"path": path, "lineno": 1}}} for path in files]
+    return {
+        "nodeid": node,
+        "when": "call",
+        "outcome": "failed",
+        "longrepr": {"reprtraceback": {"reprentries": entries}},
+    }
 
 
 def test_a_failure_that_is_gone_the_second_time_is_flaky_and_not_green(cells_report):

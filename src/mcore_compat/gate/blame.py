@@ -1,0 +1,43 @@
+"""Whose code failed: raised inside megatron-core with nothing of ours on the stack is upstream's own. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from mcore_compat.inventory import check_of
+
+__all__ = ["upstream_failures"]
+
+_UPSTREAM = "site-packages/megatron/"
+_OURS = "/mcore_fused/"
+
+
+def _frames(entry: object) -> list[str]:
+    """Files of a report's traceback, outermost first; nothing where pytest kept none."""
+    if not isinstance(entry, dict):
+        return []
+    entries = (entry.get("reprtraceback") or {}).get("reprentries") or []
+    places = [(frame.get("data") or {}).get("reprfileloc") for frame in entries if isinstance(frame, dict)]
+    return [str(place["path"]) for place in places if place]
+
+
+def upstream_failures(lines: Iterable[str]) -> frozenset[str]:
+    """Checks all of whose failing cases were raised below megatron-core's code, without ours on the way.
+
+    Args:
+        lines: a suite's report log (``reportlog.jsonl``).
+    """
+    blamed: dict[str, bool] = {}
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(event, dict) or event.get("outcome") != "failed" or not event.get("nodeid"):
+            continue
+        frames = _frames(event.get("longrepr"))
+        upstream = bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
+        check = check_of(str(event["nodeid"]))
+        blamed[check] = blamed.get(check, True) and upstream
+    return frozenset(check for check, upstream in blamed.items() if upstream)
