@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcore_compat.contract.flow import follow_value, text
@@ -28,6 +28,7 @@ STEPS = {
 }
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
 def test_every_operation_is_written_down(steps):
     lines, expected, name = ["v0, _ = head(x)"], [], "v0"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_upstream import FILES, GPT_MODEL
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcore_compat.bisect import render
@@ -24,6 +24,7 @@ CONTRACTS = load_snapshots(DATA / "contracts")
 RULES = load_rules(DATA / "rules")
 
 
+@settings(deadline=None)
 @given(st.integers(2, 60), st.data())
 def test_the_first_bad_one_is_found_whatever_cannot_be_judged(length, data):
     turn = data.draw(st.integers(1, length - 1))

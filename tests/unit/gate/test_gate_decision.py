@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gate_builders import RAN, cell, contract_finding, side
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcore_compat.gate.decide import decide, next_step_of
@@ -16,6 +16,7 @@ from mcore_compat.verdicts import Verdict
 CHECKS = st.dictionaries(st.sampled_from(["a.py::t", "b.py::t", "c.py::t"]), st.sampled_from(["x", "y"]))
 
 
+@settings(deadline=None)
 @given(CHECKS, CHECKS)
 def test_pairing_is_set_arithmetic_over_checks(before, after):
     found = {f.title: f.state for f in pair_cells(cell("old", failures=before), cell("new", failures=after))}
@@ -24,6 +25,7 @@ def test_pairing_is_set_arithmetic_over_checks(before, after):
     assert {t for t, s in found.items() if s == "same"} == before.keys() & after.keys()
 
 
+@settings(deadline=None)
 @given(CHECKS, CHECKS, CHECKS, CHECKS)
 def test_whatever_differs_in_the_second_run_is_flaky_and_never_green(before, after, again_before, again_after):
     first = cell("old", failures=before), cell("new", failures=after)
