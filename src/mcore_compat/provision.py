@@ -31,7 +31,8 @@ from mcore_compat.verdicts import Verdict
 
 __all__ = ["Environment", "Provisioned", "provision"]
 
-_PROBE_LIMIT_S = 300
+# Generous: on a host that is busy with other work an import of torch and megatron has taken five minutes.
+_PROBE_LIMIT_S = 900
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
 
 
