@@ -16,14 +16,14 @@ pytestmark = [
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-@settings(max_examples=120, **QUIET)
+@settings(max_examples=100, **QUIET)
 @given(cases([torch.float64, torch.float32, torch.bfloat16, torch.float16], max_tokens=40, max_width=40, max_rows=300))
 def test_any_call_on_the_torch_path(case: Case) -> None:
     check(case, "cpu", "torch")
 
 
 # no shrinking: an interpreted example takes half a second, and its repr reproduces it
-@settings(max_examples=45, phases=(Phase.explicit, Phase.generate), **QUIET)
+@settings(max_examples=32, phases=(Phase.explicit, Phase.generate), **QUIET)
 @given(case=cases([torch.float32, torch.bfloat16, torch.float16], max_tokens=33, max_width=33, max_rows=70))
 def test_any_call_in_the_interpreter(interpreter: str, case: Case) -> None:
     check(case, "cpu", interpreter)
