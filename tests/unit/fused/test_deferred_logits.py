@@ -12,8 +12,17 @@ from mcore_fused.deferred import DeferredForward, DeferredLogits, deferred_outpu
 from mcore_fused.errors import DeferredLogitsError
 
 
+class OneRank:
+    """A tensor-parallel group of one."""
+
+    def size(self):
+        return 1
+
+
 class Layer(nn.Module):
     """What the handle reads of a stock output layer."""
+
+    tp_group = OneRank()
 
     def __init__(self, weight=True):
         super().__init__()
@@ -152,7 +161,18 @@ def test_a_pickle_holds_what_stands_in_for_the_logits(handle):
     assert seen == [logits] or seen[0] is logits
 
 
-def test_size_and_max_only_over_the_vocabulary(handle):
+def test_the_largest_logit_and_its_column(handle):
+    """MTP's acceptance count of 0.19 asks for them, by method and by function."""
+    expected = ((handle.hidden @ handle.weight.T) * 0.5).max(dim=-1)
+    values, columns = (handle * 0.5).max(dim=-1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(columns, expected.indices)
+    assert torch.equal(torch.argmax(handle * 0.5, dim=-1), expected.indices)
+    with pytest.raises(DeferredLogitsError, match="max over dimension 0 of sharded logits"):
+        handle.max(dim=0)
+
+
+def test_size_only_over_the_vocabulary(handle):
     assert handle.size(-1) == handle.size(2) == 7
     for dim in (0, 1, -2):
         with pytest.raises(DeferredLogitsError, match=f"size of dimension {dim}"):

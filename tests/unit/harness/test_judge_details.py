@@ -1,0 +1,136 @@
+"""What mutation testing of the judge found unlooked at: exit codes, several exceptions at once, what a finding says."""
+
+import datetime as dt
+
+import harness_builders as build
+import pytest
+
+from mcore_compat.judge import judge_cell, judge_expectations
+from mcore_compat.provision import Provisioned
+from mcore_compat.verdicts import ExitCode, Verdict, exit_code
+
+ONE, TWO, THREE = build.CHECKS
+
+
+def judged(run=None, *, cell=None, expectations=None, inventory=None):
+    return judge_cell(
+        cell or build.cell(),
+        build.provisioned(),
+        run or build.suite_run(),
+        inventory or build.inventory(),
+        expectations or build.expectations(),
+        build.TODAY,
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        (Verdict.OK, ExitCode.GREEN),
+        (Verdict.DRIFT, ExitCode.GREEN),
+        (Verdict.BREAK, ExitCode.BREAK),
+        (Verdict.UNPROVEN, ExitCode.COULD_NOT_JUDGE),
+        (Verdict.INFRA, ExitCode.COULD_NOT_JUDGE),
+        (Verdict.UNRESOLVABLE, ExitCode.COULD_NOT_JUDGE),
+    ],
+)
+def test_only_a_break_ends_with_the_code_of_a_break(verdict, code):
+    """A pipeline retries a host that failed; it must not retry, nor excuse, a broken release."""
+    assert exit_code(verdict) is code
+
+
+def test_a_source_build_must_be_the_one_that_was_installed():
+    candidate = build.cell(source="git+file:///x@main", megatron_core="main")
+    result = judged(build.suite_run(facts=build.suite_facts(version="0.19.0")), cell=candidate)
+    assert result.verdict is Verdict.INFRA
+    (finding,) = [finding for finding in result.findings if "0.18.2 was installed" in finding.message]
+    assert finding.kind == "wrong-version"
+
+
+def test_an_exception_for_a_check_of_other_cells_is_not_stale_here():
+    """A pattern may cover cells that do not have the check; entries after it still count."""
+    elsewhere = build.expectation(check="test_z.py::test_of_other_cells")
+    expired = build.expectation(check="test_z.py::test_gone_too", expires=build.TODAY - dt.timedelta(days=1))
+    holding = build.expectation()
+    failing = build.suite_run(build.log_lines(outcomes={ONE: "failed"}))
+    assert judged(failing, expectations=build.expectations(elsewhere, expired, holding)).verdict is Verdict.OK
+    stale = judged(expectations=build.expectations(elsewhere, build.expectation(check=TWO), holding))
+    assert [finding.check for finding in stale.findings] == [TWO, ONE]
+    assert all("Remove the entry" in finding.next_step for finding in stale.findings)
+    assert all("is stale" in finding.message for finding in stale.findings)
+
+
+def test_a_declared_check_that_did_not_run_is_not_called_stale():
+    run = build.suite_run(build.log_lines(checks=(TWO, THREE)), facts=build.suite_facts(checks=(TWO, THREE)))
+    result = judged(run, expectations=build.expectations(build.expectation()))
+    assert [finding.kind for finding in result.findings] == ["missing-check"]
+
+
+def test_the_worst_finding_comes_first():
+    run = build.suite_run(
+        build.log_lines(checks=(ONE, TWO), outcomes={ONE: "failed"}),
+        facts=build.suite_facts(checks=(ONE, TWO), torch="2.12.0"),
+    )
+    verdicts = [finding.verdict for finding in judged(run).findings]
+    assert verdicts == [Verdict.INFRA, Verdict.BREAK, Verdict.UNPROVEN]
+
+
+def test_many_checks_are_listed_up_to_four_with_a_count():
+    names = tuple(f"test_m.py::test_{letter}" for letter in "abcdef")
+    messages = [finding.message for finding in judged(inventory=build.inventory((*build.CHECKS, *names))).findings]
+    assert messages == [
+        f"6 declared checks did not run: {', '.join(names[:4])} and 2 more",
+    ]
+    (exactly_four,) = judged(inventory=build.inventory((*build.CHECKS, *names[:4]))).findings
+    assert exactly_four.message.endswith("test_m.py::test_d")
+
+
+def test_a_finding_says_how_to_run_the_check_by_hand():
+    run = build.suite_run(build.log_lines(outcomes={ONE: "failed"}, messages={ONE: "assert 1 == 2"}))
+    cell = build.cell(env=[{"name": "A_FLAG", "value": "1", "reason": "it needs the flag"}])
+    (finding,) = judged(run, cell=cell).findings
+    assert finding.check == ONE
+    assert finding.message == "assert 1 == 2"
+    assert finding.next_step.startswith("By hand: `A_FLAG=1 ")
+    assert finding.next_step.endswith(f"tests/compat/{ONE}`")
+
+
+def test_the_end_of_the_output_is_kept():
+    lines = [f"line {number}" for number in range(20)]
+    run = build.suite_run(build.log_lines()[:5], finished=build.finished(-11, output="\n".join(lines)))
+    (crash,) = [finding for finding in judged(run).findings if finding.kind == "crash"]
+    assert crash.message.splitlines()[1:] == lines[-6:]
+    silent = build.suite_run(build.log_lines()[:5], finished=build.finished(-11, output=""))
+    (crash,) = [finding for finding in judged(silent).findings if finding.kind == "crash"]
+    assert crash.message == "the suite's process died of SIGSEGV"
+
+
+def test_results_keep_cases_seconds_and_messages():
+    run = build.suite_run(
+        [*build.log_lines(outcomes={ONE: "failed"}, messages={ONE: "assert 1 == 2"})[:-1],
+         build.entry(ONE, "passed", parameter="[x]"), build.log_lines(exit_status=1)[-1]],
+        facts=build.suite_facts(checks=(*build.CHECKS, f"{ONE}[x]")),
+    )  # fmt: skip
+    one, two, _ = judged(run).results
+    assert (one.check, one.outcome, one.expected, one.cases, one.message) == (ONE, "failed", False, 2, "assert 1 == 2")
+    assert (two.outcome, two.expected, two.cases, two.seconds) == ("passed", True, 1, 0.75)
+
+
+def test_a_cell_without_environment_keeps_its_time_and_next_step():
+    failed = Provisioned(3.14, None, Verdict.UNRESOLVABLE, "numpy conflicts", "change it")
+    result = judge_cell(build.cell(), failed, None, build.inventory(), build.expectations(), build.TODAY)
+    assert result.seconds.provision == 3.1
+    (finding,) = result.findings
+    assert (finding.kind, finding.verdict) == ("cell-unresolvable", Verdict.UNRESOLVABLE)
+    assert (finding.message, finding.next_step) == ("numpy conflicts", "change it")
+
+
+def test_an_unused_exception_is_named_with_its_remedy():
+    matrix = (build.cell(),)
+    (nowhere,) = judge_expectations(build.expectations(build.expectation(cell="9.*")), matrix, [judged()])
+    assert (nowhere.kind, nowhere.verdict, nowhere.check) == ("expectation-unused", Verdict.BREAK, ONE)
+    assert "names no cell" in nowhere.message
+    gone = build.expectation(check="test_a.py::test_gone")
+    (unrun,) = judge_expectations(build.expectations(gone), matrix, [judged()])
+    assert (unrun.kind, unrun.verdict, unrun.check) == ("expectation-unused", Verdict.BREAK, gone.check)
+    assert "none of its 1 cells" in unrun.message
