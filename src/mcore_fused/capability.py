@@ -135,6 +135,8 @@ def _stubbed(model: nn.Module, layer: nn.Module, hidden: torch.Tensor, mtp_ran: 
         # Rotary tables only go to the stubbed decoder; made for one token they cannot be cut over context parallelism.
         yarn = getattr(model, "position_embedding_type", None) == "yarn"
         stub(getattr(model, "rotary_pos_emb", None), "forward", lambda *_, **__: (None, 1.0) if yarn else None)
+        if getattr(model.config, "config_logger_dir", ""):  # a model that ignores the hook would log the dry run
+            stack.enter_context(replaced(model.config, "config_logger_dir", ""))
         # Stateful bookkeeping of activation offloading (0.16) and paged stash (0.18) must not see a dry run.
         stub(model, "preprocess_for_fine_grained_offloading", lambda *_, **__: None)
         stub(model, "preprocess_for_paged_stash", lambda *_, **__: None)

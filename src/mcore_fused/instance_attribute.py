@@ -18,12 +18,12 @@ def own_attribute(module: nn.Module, name: str) -> object | None:
 
 
 @contextlib.contextmanager
-def replaced(module: nn.Module, name: str, value: object) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Store ``value`` on the instance; on exit restore what was stored there, or store nothing again.
 
     Works through ``__dict__`` because ``nn.Module.__setattr__`` would file modules and tensors elsewhere.
     """
-    attributes = vars(module)
+    attributes = vars(owner)
     before = attributes.get(name, _ABSENT)
     attributes[name] = value
     try:

@@ -4,9 +4,23 @@
 accepts it and never calls it. Written for the 0.16 and 0.17 split into ``_preprocess`` and ``_postprocess``.
 """
 
+import contextlib
+import inspect
 import os
 
 from megatron.core.models.gpt.gpt_model import GPTModel
+
+HOOK = ("output_processor", "output_processor_context")
+
+
+def _with_hook(name):
+    """A method's own signature with the hook's two keywords at its end, as a backport would write it."""
+    stock = getattr(GPTModel, name, None)
+    if stock is None:
+        return None
+    parameters = inspect.signature(stock).parameters
+    hook = [inspect.Parameter(word, inspect.Parameter.KEYWORD_ONLY, default=None) for word in HOOK]
+    return inspect.Signature([*parameters.values(), *(word for word in hook if word.name not in parameters)])
 
 
 class HonestBackport(GPTModel):
@@ -14,17 +28,42 @@ class HonestBackport(GPTModel):
 
     _hook = None
 
-    def forward(self, *args, output_processor=None, output_processor_context=None, **kwargs):
-        self._hook = (output_processor, output_processor_context) if output_processor is not None else None
+    @contextlib.contextmanager
+    def _hooked(self, hook):
+        before, self._hook = self._hook, hook
         try:
-            return super().forward(*args, **kwargs)
+            yield
         finally:
-            del self._hook
+            if before is None:
+                del self._hook
+            else:
+                self._hook = before
+
+    def forward(self, *args, output_processor=None, output_processor_context=None, **kwargs):
+        if output_processor is None and self._hook is None:
+            return super().forward(*args, **kwargs)
+        with self._hooked((output_processor, output_processor_context)):
+            return super().forward(*args, **kwargs)
+
+    def build_schedule_plan(self, *args, output_processor=None, output_processor_context=None, **kwargs):
+        plan = super().build_schedule_plan(*args, **kwargs)
+        if output_processor is not None:
+            run = plan.post_process.forward_func
+
+            def hooked_run(*inputs):
+                with self._hooked((output_processor, output_processor_context)):
+                    return run(*inputs)
+
+            plan.post_process.forward_func = hooked_run
+        return plan
+
+    forward.__signature__ = _with_hook("forward")
+    build_schedule_plan.__signature__ = _with_hook("build_schedule_plan")
 
     def _postprocess(self, hidden_states, **kwargs):
-        if self._hook is None or not self.post_process:
+        processor, context = self._hook or (None, None)
+        if processor is None or not self.post_process:
             return super()._postprocess(hidden_states, **kwargs)
-        processor, context = self._hook
         self.post_process = False
         try:
             hidden_states = super()._postprocess(hidden_states, **kwargs)
@@ -36,16 +75,16 @@ class HonestBackport(GPTModel):
 
             hidden_states = process_mtp_loss(
                 hidden_states=hidden_states,
-                labels=kwargs["labels"],
-                loss_mask=kwargs["loss_mask"],
+                labels=kwargs.get("labels"),
+                loss_mask=kwargs.get("loss_mask"),
                 output_layer=self.output_layer,
                 output_weight=weight,
-                runtime_gather_output=kwargs["runtime_gather_output"],
+                runtime_gather_output=kwargs.get("runtime_gather_output"),
                 is_training=self.training,
                 compute_language_model_loss=self.compute_language_model_loss,
                 config=self.config,
                 cp_group=self.pg_collection.cp,
-                packed_seq_params=kwargs["packed_seq_params"],
+                packed_seq_params=kwargs.get("packed_seq_params"),
                 scale_logits_fn=self._scale_logits if self.config.use_mup else None,
             )
         handed_on = (
@@ -60,7 +99,7 @@ class HonestBackport(GPTModel):
             compute_language_model_loss=self.compute_language_model_loss,
             scale_logits=self._scale_logits,
             config=self.config,
-            **{name: kwargs[name] for name in handed_on.split()},
+            **{name: kwargs.get(name) for name in handed_on.split()},
         )
 
 
@@ -69,6 +108,8 @@ class DishonestBackport(GPTModel):
 
     def forward(self, *args, output_processor=None, output_processor_context=None, **kwargs):
         return super().forward(*args, **kwargs)
+
+    forward.__signature__ = _with_hook("forward")
 
 
 def model_class() -> type[GPTModel]:
