@@ -71,13 +71,20 @@ class _Facts:
             cell_facts.versions()
             | {
                 "subject": _SUBJECT.name,
-                "mode": release_mode(_SUBJECT),
+                "mode": self.mode(),
                 "evidence": _SUBJECT.evidence(),
                 "collected": self.collected,
                 "seconds": {"imports": round(_import_seconds, 2), "suite": round(time.monotonic() - self.started, 2)},
                 "complete": complete,
             }
         )
+
+    def mode(self):
+        """The mode found; None where even finding it fails, which test_mode.py then reports check by check."""
+        try:
+            return release_mode(_SUBJECT)
+        except Exception:  # noqa: BLE001 - facts must be written whatever the candidate does
+            return None
 
     def pytest_collection_finish(self, session):
         self.collected = [item.nodeid for item in session.items]
