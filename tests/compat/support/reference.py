@@ -19,12 +19,17 @@ class Stock:
 
 
 def log_probs_and_entropy(logits, labels, temperature=1.0):
-    """Float64 log-softmax of ``logits`` ``[..., vocab]``; labels and a tensor temperature are ``[...]``."""
+    """Float64 log-softmax of ``logits`` ``[..., vocab]``; labels and a tensor temperature are ``[...]``.
+
+    An ignored label (-100) gives 0 and 0, another label outside the vocabulary a log-prob of NaN.
+    """
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.double()[..., None]
     log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
     ignored = labels == -100
-    chosen = log_probs.gather(-1, labels.clamp(min=0).long()[..., None])[..., 0]
+    columns = logits.shape[-1]
+    chosen = log_probs.gather(-1, labels.clamp(0, columns - 1).long()[..., None])[..., 0]
+    chosen = torch.where((labels >= 0) & (labels < columns), chosen, torch.nan)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     zero = torch.zeros((), dtype=torch.float64, device=logits.device)
     return torch.where(ignored, zero, chosen), torch.where(ignored, zero, entropy)

@@ -121,8 +121,11 @@ class Stock:
         from .models import unwrapped
         from .reference import stock_forward
 
+        if labels is None:
+            return model(*inputs, **kwargs)
         stock = stock_forward(unwrapped(model), *inputs, labels=labels, temperature=temperature, **kwargs)
-        return StockOutput(stock.log_probs, stock.entropy)
+        dtype = torch.float64 if stock.logits.dtype is torch.float64 else torch.float32
+        return StockOutput(stock.log_probs.to(dtype), stock.entropy.to(dtype))
 
     def evidence(self):
         return dict.fromkeys(("hook_calls", "deferred_head_calls", "kernel_launches", "unfused_fallbacks"), 0)
