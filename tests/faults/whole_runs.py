@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from catalogue import ROOT, Fault
+from catalogue import ROOT, CatalogueError, Fault
 from places import RELEASES, Outcome
 
 # The checks that stay, by file; small and fast, in both modes.
@@ -30,7 +30,10 @@ def plant_all(faults: Iterable[Fault], cells: Path, scratch: Path) -> list[Outco
 
 def _run(fault: Fault, cells: Path, folder: Path) -> Outcome:
     started = time.monotonic()
-    suite = _suite(fault, folder)
+    try:
+        suite = _suite(fault, folder)
+    except CatalogueError as error:  # the checkout was changed while this ran
+        return Outcome(fault, False, str(error), 0.0)
     inventory = folder / "inventory.toml"
     inventory.write_text(_inventory(), encoding="utf-8")
     command = [
