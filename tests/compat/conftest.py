@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -98,7 +99,8 @@ class _Facts:
 
 def pytest_sessionstart(session):
     if not session.config.option.collectonly or "MCORE_COMPAT_CELL_OUT" in os.environ:
-        process_group.start(0, 1, process_group.free_port())
+        with tempfile.TemporaryDirectory() as directory:
+            process_group.start(0, 1, Path(directory) / "meeting")
         session.config.pluginmanager.register(_Facts(), "mcore-compat-facts")
 
 

@@ -1,26 +1,25 @@
 """Process groups of a cell: one gloo (CPU) or NCCL (GPU) rank, or several spawned ones."""
 
-import os
-import socket
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def start(
+    rank: int, world: int, meeting: Path, *, tp: int = 1, pp: int = 1, cp: int = 1, vpp: int | None = None
+) -> None:
+    """Join the process group and lay Megatron's parallel state over it.
 
-
-def start(rank: int, world: int, port: int, *, tp: int = 1, pp: int = 1, cp: int = 1, vpp: int | None = None) -> None:
-    """Join the process group and lay Megatron's parallel state over it."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    Ranks meet through the file ``meeting``, which must not exist before: a port that is free when it is looked up
+    may be taken by another cell's ranks a moment later.
+    """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    torch.distributed.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    torch.distributed.init_process_group(
+        backend, init_method=meeting.as_uri(), rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 

@@ -17,12 +17,13 @@ from . import process_group
 _TIMEOUT = 120
 
 
-def _main(job, arguments, rank, layout, port, directory):
+def _main(job, arguments, rank, layout, directory):
     os.environ["MCORE_COMPAT_RANK"] = str(rank)
     result = Path(directory) / f"{rank}.pt"
     try:
         torch.set_num_threads(1)
-        process_group.start(rank, layout.get("world", 1), port, **{k: v for k, v in layout.items() if k != "world"})
+        others = {name: size for name, size in layout.items() if name != "world"}
+        process_group.start(rank, layout["world"], Path(directory) / "meeting", **others)
         value = job(*arguments)
         torch.distributed.barrier()
         process_group.stop()
@@ -48,10 +49,10 @@ def run_ranks(job, *arguments, world=1, **layout):
     ``layout`` goes to :func:`process_group.start` (tp, pp, cp, vpp). A rank that fails or hangs fails the test
     with its own traceback.
     """
-    context, port = _context(), process_group.free_port()
+    context = _context()
     with tempfile.TemporaryDirectory() as directory:
         ranks = [
-            context.Process(target=_main, args=(job, arguments, rank, {"world": world, **layout}, port, directory))
+            context.Process(target=_main, args=(job, arguments, rank, {"world": world, **layout}, directory))
             for rank in range(world)
         ]
         for process in ranks:
