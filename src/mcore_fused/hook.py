@@ -52,7 +52,7 @@ def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
             f"the output_processor hook of this megatron-core no longer hands over {', '.join(missing)}.",
             'use patch_fused_forward(model, mode="legacy"), and report the release.',
         )
-    context = _checked_context(hook["context"])
+    context = checked_context(hook["context"])
     layer = hook["output_layer"]
     unknown = frozenset(name for name in hook if name not in HOOK_KEYWORDS)
     if hook.get("inference_context") is not None:
@@ -94,7 +94,8 @@ def _check_same_labels(labels: Any, callers: torch.Tensor | None) -> None:
         )
 
 
-def _checked_context(context: object) -> FusedOutputProcessorContext:
+def checked_context(context: object) -> FusedOutputProcessorContext:
+    """The context of a call, by default when there is none; anything else is refused by its class."""
     if context is None:
         return FusedOutputProcessorContext()
     if not isinstance(context, FusedOutputProcessorContext):

@@ -20,7 +20,7 @@ from mcore_fused.config_logger import fused_payload
 from mcore_fused.deferred import DeferredLogits, deferred_output_layer, stock_output_layer
 from mcore_fused.errors import CallTypeError, FusionDidNotRunError, UnsupportedConfigError, qualified_name
 from mcore_fused.head import fused_head, fused_loss
-from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
+from mcore_fused.hook import HOOK_PARAMETERS, checked_context, fused_output_processor
 from mcore_fused.instance_attribute import own_attribute, replaced
 from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import head_of
@@ -122,13 +122,7 @@ class LegacyForward:
                 f"legacy mode got the output processor {qualified_name(processor)}; only fused_output_processor runs.",
                 "pass mcore_fused.fused_output_processor, or run a megatron-core whose forward has the hook.",
             )
-        if context is None:
-            context = FusedOutputProcessorContext()
-        if not isinstance(context, FusedOutputProcessorContext):
-            raise CallTypeError(
-                f"output_processor_context is a {qualified_name(context)}.",
-                "pass a mcore_fused.FusedOutputProcessorContext.",
-            )
+        context = checked_context(context)
         return run_with_deferred_head(self._model, layer, labels, context, lambda: self.original(*args, **kwargs))
 
     def _passed(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
