@@ -1,8 +1,13 @@
-"""Whose code failed: raised inside megatron-core with nothing of ours on the stack is upstream's own. Pure."""
+"""Whose code failed: raised inside megatron-core with nothing of ours on the stack is upstream's own. Pure.
+
+A check over several ranks fails in the process that started them; its message holds the ranks' own tracebacks, and
+those are judged in its place.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from mcore_compat.inventory import check_of
@@ -11,6 +16,16 @@ __all__ = ["upstream_failures"]
 
 _UPSTREAM = "site-packages/megatron/"
 _OURS = "/mcore_fused/"
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
+
+
+def _stacks(entry: object) -> list[list[str]]:
+    """Files on the stacks of one failure: of the ranks where its message has their tracebacks, else its own."""
+    own = _frames(entry)
+    crash = entry.get("reprcrash") if isinstance(entry, dict) else None
+    _, *ranks = str((crash or {}).get("message", "")).split(_TRACEBACK)
+    return [_FRAME.findall(text) for text in ranks] or [own]
 
 
 def _frames(entry: object) -> list[str]:
@@ -36,8 +51,10 @@ def upstream_failures(lines: Iterable[str]) -> frozenset[str]:
             continue
         if not isinstance(event, dict) or event.get("outcome") != "failed" or not event.get("nodeid"):
             continue
-        frames = _frames(event.get("longrepr"))
-        upstream = bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
+        upstream = all(
+            bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
+            for frames in _stacks(event.get("longrepr"))
+        )
         check = check_of(str(event["nodeid"]))
         blamed[check] = blamed.get(check, True) and upstream
     return frozenset(check for check, upstream in blamed.items() if upstream)
