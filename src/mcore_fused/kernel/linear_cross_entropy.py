@@ -174,7 +174,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _refuse_bad_labels(labels, plan.ignore_index, shard.vocabulary(plan.vocab_size))
             real_rows = shard.real_rows(plan.vocab_size)
             problem = Problem(hidden, weight, logit_scale, real_rows, plan.ignore_index, plan.group)
-            # a function: the exchange of shard sizes runs under the main kernel, which needs no labels
+            # a function: its small operations are queued while the main kernel runs, which needs no labels
             outcome = backend.forward(
                 problem, lambda: shard.local_labels(labels, plan.ignore_index, real_rows), plan.keep_bytes
             )

@@ -1,15 +1,16 @@
 """Vocabulary shards over a process group: who owns which rows, and how statistics become global.
 
-Per call: one all-gather of one integer a rank (the shard sizes, which may differ), issued before the main kernel and
-needed only after it; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient.
-Nothing is cached between calls: a rank that skipped a collective because it had seen its own shard size before would
+Per call: one all-gather of one integer a rank (the shard sizes, which may differ), finished before the main kernel
+starts; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient. The first is not left
+to run beside the main kernel: that one fills every multiprocessor, so on a rank where it comes first the exchange waits
+for its end, and holds a multiprocessor of the other rank until then. Nothing is cached between calls: a rank that skipped a collective because it had seen its own shard size before would
 leave the others waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,26 +39,19 @@ def active_group(tp_group: object | None) -> dist.ProcessGroup | None:
     return tp_group if dist.get_world_size(tp_group) > 1 else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class VocabShard:
     """This rank's rows ``[offset, offset + rows)`` of the global vocabulary.
 
     Attributes:
         rows: rows of the local weight.
         group: the process group, or None for the whole vocabulary on one rank.
+        sizes: ``[ranks]`` rows of every rank, on the device; None without a group.
     """
 
     rows: int
     group: dist.ProcessGroup | None = None
-    _sizes: Tensor | None = None
-    _pending: dist.Work | None = field(default=None, repr=False)
-
-    def _wait(self) -> Tensor:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-        assert self._sizes is not None
-        return self._sizes
+    sizes: Tensor | None = None
 
     def local_labels(self, labels: Tensor, ignore_index: int, real_rows: int) -> Tensor:
         """Labels as local rows; ``ignore_index`` stays itself and never meets a shifted label.
@@ -65,9 +59,9 @@ class VocabShard:
         What this rank does not own is outside ``[0, real_rows)``, so that range is the whole owner test. No host
         synchronisation.
         """
-        if self.group is None:
+        if self.group is None or self.sizes is None:
             return labels
-        before = self._wait()[: dist.get_rank(self.group)].sum()
+        before = self.sizes[: dist.get_rank(self.group)].sum()
         wide = labels.to(torch.int64)
         shifted = wide - before
         # a shifted label that lands on ignore_index would be taken for an ignored one: any unowned value serves
@@ -86,10 +80,10 @@ class VocabShard:
         """
         if vocab_size is None:
             return self.rows
-        if self.group is None:
+        if self.group is None or self.sizes is None:
             before, total = 0, self.rows
         else:
-            sizes = self._wait().tolist()
+            sizes = self.sizes.tolist()
             before, total = sum(sizes[: dist.get_rank(self.group)]), sum(sizes)
         if vocab_size > total:
             raise CallArgumentError(
@@ -102,17 +96,17 @@ class VocabShard:
         """The number of valid labels; reads the shard sizes on the host."""
         if vocab_size is not None:
             return vocab_size
-        return self.rows if self.group is None else int(self._wait().sum())
+        return self.rows if self.sizes is None else int(self.sizes.sum())
 
 
 def exchange_shard_sizes(rows: int, group: dist.ProcessGroup | None, device: torch.device) -> VocabShard:
-    """Start the exchange of shard sizes; the result waits when it is first asked."""
+    """Learn every rank's number of rows; work queued after this call starts once they are there."""
     if group is None:
         return VocabShard(rows)
     mine = torch.full((1,), rows, dtype=torch.int64, device=device)
     sizes = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
-    work = dist.all_gather_into_tensor(sizes, mine, group=group, async_op=True)
-    return VocabShard(rows, group, sizes, work)
+    dist.all_gather_into_tensor(sizes, mine, group=group)
+    return VocabShard(rows, group, sizes)
 
 
 def gather_statistics(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
