@@ -1,10 +1,10 @@
 """Vocabulary shards over a process group: who owns which rows, and how statistics become global.
 
 Per call: one all-gather of one integer a rank (the shard sizes, which may differ), finished before the main kernel
-starts; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient. The first is not left
-to run beside the main kernel: that one fills every multiprocessor, so on a rank where it comes first the exchange waits
-for its end, and holds a multiprocessor of the other rank until then. Nothing is cached between calls: a rank that skipped a collective because it had seen its own shard size before would
-leave the others waiting.
+starts; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient. The first is not
+left to run beside the main kernel: that one fills every multiprocessor, so on a rank where it comes first the
+exchange waits for its end, and holds a multiprocessor of the other rank until then. Nothing is cached between calls:
+a rank that skipped a collective because it had seen its own shard size before would leave the others waiting.
 """
 
 from __future__ import annotations
