@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 from support.models import Shape
-from support.packed_ranks import contiguous_round_trip, fused_and_unfused_step, jagged_step
+from support.packed_ranks import contiguous_round_trip, contiguous_step, fused_and_unfused_step, jagged_step
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.needs("factories", "float64")
@@ -47,14 +47,30 @@ def test_two_ranks_equal_one(tied, options):
         with pytest.raises(AssertionError, match="dynamic context-parallel groups"):
             run_ranks(jagged_step, split, LENGTHS, TEMPERATURES, options, world=2, cp=2)
         return
+    _assert_parts_of_one(run_ranks(jagged_step, split, LENGTHS, TEMPERATURES, options, world=2, cp=2), shape)
+
+
+def _assert_parts_of_one(ranks, shape):
     expected, gradients = _one_rank(shape)
-    ranks = run_ranks(jagged_step, split, LENGTHS, TEMPERATURES, options, world=2, cp=2)
     for rank, (outputs, _) in enumerate(ranks):
         for name, actual, single in zip(("log_probs", "entropy"), outputs, expected, strict=True):
             _assert_close(actual, single, f"{name} of rank {rank}")
     for name, single in gradients.items():
         # Megatron sums gradients over the context-parallel ranks after backward.
         _assert_close(sum(part[name] for _, part in ranks), single, name)
+
+
+@pytest.mark.needs("legacy")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_ranks_in_the_contiguous_layout_equal_one(tied, mode):
+    """The second rank starts inside a row; attention reads the layout from ``cp_partition_mode``.
+
+    Positions are learned: the rotary ones of a release without the field are cut in zigzag chunks.
+    """
+    shape = Shape(tied=tied, packed=True, positions="learned_absolute")
+    split = dataclasses.replace(shape, cp=2)
+    _assert_parts_of_one(run_ranks(contiguous_step, split, LENGTHS, TEMPERATURES, mode, world=2, cp=2), shape)
 
 
 def test_the_contiguous_layout_is_split_and_comes_back_over_real_ranks():

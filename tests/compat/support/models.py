@@ -45,6 +45,7 @@ class Shape:
     pre_process: bool = True
     post_process: bool = True
     recompute: bool = False
+    positions: str = "rope"
     seed: int = 0
 
 
@@ -134,7 +135,7 @@ def build(shape: Shape, *, cls: type | None = None, **overrides: Any) -> torch.n
         transformer_layer_spec=spec,
         vocab_size=shape.vocab,
         max_sequence_length=128,
-        position_embedding_type="rope",
+        position_embedding_type=shape.positions,
         share_embeddings_and_output_weights=shape.tied,
         pre_process=shape.pre_process,
         post_process=shape.post_process,

@@ -3,18 +3,21 @@
 In fp32 and bf16 the fused head is the Triton kernel (float64 has none), so these are the shapes of the GPU lane.
 """
 
+import contextlib
 import itertools
 from dataclasses import replace
 
 import torch
-from context_parallel import build_context_parallel, set_rows
 from lane.chain import LANE, bf16_chain
 from lane.packed import packed_batch
 from lane.training import advantages_for, train
 from megatron.core import parallel_state
+from support import models
+from support.context_parallel import ContextParallelAttention
 from support.models import DEVICE, HAS_MTP, Shape
 from support.packed import Rows
 from support.parallel_jobs import pipeline_step, tensor_parallel_step, whole_model_step
+from support.partition_mode import partition_mode_known
 from support.subject import load_subject, patched
 
 MODES = ("auto", "legacy")
@@ -35,16 +38,21 @@ def _pipeline(tied, mtp, mode):
     return pipeline_step(replace(BASE, tied=tied, mtp=mtp, pp=2), mode, _states[tied, mtp])
 
 
-def _context(mode, tied, cp_layout):
-    """The framework's jagged forward on a packed batch that is split over the context-parallel ranks."""
+def _context(cp, mode, tied, cp_layout):
+    """The framework's jagged forward on a packed batch that is split over the context-parallel ranks.
+
+    Positions are learned, so that they travel with the packed batch in either layout. A release whose PackedSeqParams
+    cannot say that the layout is contiguous is given a modelled one that can.
+    """
     from mcore_fused.model_forward import fused_forward_no_padding_gen
 
-    set_rows(CP_LENGTHS)
     rows = Rows.of(BASE.vocab, CP_LENGTHS, 8)
-    model = build_context_parallel(replace(BASE, tied=tied))
+    with _attention_over_ranks():
+        model = models.build(replace(BASE, tied=tied, cp=cp, packed=True, positions="learned_absolute"))
     temperatures = torch.tensor([0.5, 2.0, 0.9, 1.0, 0.7], device=DEVICE)
     forward = fused_forward_no_padding_gen(mode=mode)
-    output = forward(model, rows.nested, rows.nested, {}, temperatures, True, 0, cp_layout=cp_layout)
+    with partition_mode_known() if cp_layout == "contiguous" else contextlib.nullcontext():
+        output = forward(model, rows.nested, rows.nested, {}, temperatures, True, 0, cp_layout=cp_layout)
     weights = torch.linspace(-1, 2, 2 * sum(CP_LENGTHS), device=DEVICE).reshape(2, -1)
     (weights[0] * output["log_probs"].values() + weights[1] * output["entropy"].values()).sum().backward()
     return {
@@ -54,13 +62,13 @@ def _context(mode, tied, cp_layout):
     }
 
 
-def carries_contiguous():
-    """Whether this release's PackedSeqParams can say that the layout is contiguous."""
-    import dataclasses
-
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    return "cp_partition_mode" in {field.name for field in dataclasses.fields(PackedSeqParams)}
+@contextlib.contextmanager
+def _attention_over_ranks():
+    alone, models.PackedAttention = models.PackedAttention, ContextParallelAttention
+    try:
+        yield
+    finally:
+        models.PackedAttention = alone
 
 
 def _kernel(dtype):
@@ -111,7 +119,7 @@ def jobs():
         for mode in MODES:
             listed[f"train1-{tied}-{mode}"] = (one, _training, (1, tied, mode))
         listed |= {f"pp1-{tied}-{mtp}": (one, _whole, (tied, mtp)) for mtp in mtps}
-        listed[f"cp1-{tied}"] = (one, _context, ("auto", tied, "zigzag"))
+        listed[f"cp1-{tied}"] = (one, _context, (1, "auto", tied, "zigzag"))
     tensor = one | {"tp": 2}
     for tied, mode in itertools.product(flags, MODES):
         for sequence in flags:
@@ -123,7 +131,6 @@ def jobs():
     listed |= {f"kernel-{str(kind)[6:]}": (tensor, _kernel, (kind,)) for kind in (torch.float32, torch.bfloat16)}
     for tied, mode, mtp in itertools.product(flags, MODES, mtps):
         listed[f"pp2-{tied}-{mtp}-{mode}"] = (one | {"pp": 2}, _pipeline, (tied, mtp, mode))
-    layouts = ("zigzag", "contiguous") if carries_contiguous() else ("zigzag",)
-    for tied, mode, layout in itertools.product(flags, MODES, layouts):
-        listed[f"cp2-{tied}-{layout}-{mode}"] = (one | {"cp": 2}, _context, (mode, tied, layout))
+    for tied, mode, layout in itertools.product(flags, MODES, ("zigzag", "contiguous")):
+        listed[f"cp2-{tied}-{layout}-{mode}"] = (one | {"cp": 2}, _context, (2, mode, tied, layout))
     return listed
