@@ -14,7 +14,8 @@ from rich.console import Console
 from mcore_compat.bisect_cli import bisect
 from mcore_compat.contract import cli as contract_cli
 from mcore_compat.gate import render
-from mcore_compat.gate.run import GateConfig, known_reports, read_sides, refuse_same, run_gate
+from mcore_compat.gate.run import GateConfig, run_gate
+from mcore_compat.gate.sides import known_reports, read_sides, refuse_same
 from mcore_compat.plan import Selection
 from mcore_compat.progress import display_for
 from mcore_compat.releases import cli as releases_cli

@@ -14,12 +14,16 @@ from rich.console import Console
 
 from mcore_compat import render_markdown, render_terminal
 from mcore_compat.errors import UsageError
+from mcore_compat.gate import render as gate_render
+from mcore_compat.gate.image import run_gate_on_image
+from mcore_compat.gate.sides import known_reports, read_sides, refuse_same
 from mcore_compat.image import read_image
 from mcore_compat.image_run import LaneConfig, run_lane
 from mcore_compat.inventory import derive, load_inventory, write_text
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import display_for
+from mcore_compat.render.formats import write_formats
 from mcore_compat.report import Report
 from mcore_compat.session import default_jobs
 from mcore_compat.verdicts import ExitCode, exit_code
@@ -41,8 +45,13 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
 
     Returns:
         The exit code: 0 green, 1 break, 3 could not judge. With ``--fault``: 0 where every cell caught it.
+
+    Raises:
+        UsageError: an argument is wrong, or a data file.
+        InfrastructureError: the host has no torch, or the subject's wheel does not build.
     """
     options = _parser().parse_args(arguments)
+    candidate = _candidate(options)
     house = Wheelhouse.read(bundle)
     house.check_host(platform.machine())
     matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
@@ -72,6 +81,8 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
             commit=options.commit or _commit(root),
             variables=variables,
         )
+        if candidate is not None:
+            return _gate(config, house, host, console, candidate, options)
         with display_for(console, len(config.cells)) as display:
             report, folder = run_lane(config, house, host, display)
     folder.save_report(report)
@@ -85,8 +96,58 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
     return exit_code(report.verdict)
 
 
+def _candidate(options: argparse.Namespace) -> str | None:
+    """The candidate where the gate is asked for, else None.
+
+    Raises:
+        UsageError: another word than the gate's, or an option that means nothing there.
+    """
+    if not options.gate:
+        if options.baseline is not None or options.no_rerun:
+            raise UsageError("--baseline and --no-rerun are the gate's.", "Write `ci/gpu gate CANDIDATE`.")
+        return None
+    word, *names = options.gate
+    if word != "gate" or len(names) != 1:
+        raise UsageError(
+            f"`{' '.join(options.gate)}` is no command.", "Write `ci/gpu gate CANDIDATE`, or options only."
+        )
+    if options.select or options.fault or options.write_inventory:
+        raise UsageError(
+            "The gate judges two cells by itself.", "Leave --select, --fault and --write-inventory out with `gate`."
+        )
+    return str(names[0])
+
+
+def _gate(
+    config: LaneConfig,
+    house: Wheelhouse,
+    host: Mapping[str, str],
+    console: Console,
+    candidate: str,
+    options: argparse.Namespace,
+) -> int:
+    """``ci/gpu gate``: may we upgrade, by the GPU cells of both sides."""
+    data = config.root / "compat_matrix"
+    results = sorted((config.root / "docs" / "results").glob("*"))
+    sides = read_sides(config.root, candidate, options.baseline, known_reports((config.reports / "latest", *results)))
+    refuse_same(sides)
+    gate, ran = run_gate_on_image(
+        config, house, sides, host, lambda count: display_for(console, count), rerun=not options.no_rerun
+    )
+    ran.folder.save_text("gate.json", gate.model_dump_json(indent=1) + "\n")
+    ran.folder.save_text("gate.md", gate_render.markdown(gate))
+    ran.folder.save_report(ran.report)
+    write_formats(ran.folder.save_text, ran.report, data, gate)
+    ran.folder.publish()
+    sys.stdout.write(ran.folder.scrubber.text(gate_render.text(gate)))
+    return exit_code(gate.verdict)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ci/gpu", description="The GPU lane, with the host's own torch and triton.")
+    parser.add_argument("gate", nargs="*", metavar="gate CANDIDATE", help="judge a release of the bundle, or a wheel")
+    parser.add_argument("--baseline", "-b", help="of the gate; default: the newest green release")
+    parser.add_argument("--no-rerun", action="store_true", help="of the gate: do not run twice where the sides differ")
     parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="cells side by side; default: all cores")
     parser.add_argument("--nproc", type=int, default=1, help="ranks, one a GPU: above 1 the parallel checks run")

@@ -179,7 +179,9 @@ def _judged(lane: _Lane, cell: Cell, display: Display) -> CellResult:
 
 def _advised(result: CellResult) -> CellResult:
     """The environments of this lane are gone when somebody reads the report: say how to come back to one."""
-    again = f"Again: `ci/gpu --select {result.id}`; its log is in the run's folder, cells/{result.id}/output.log."
+    # A gate's side that is no cell of the matrix cannot be selected.
+    how = "the same command" if result.id in {"baseline", "candidate"} else f"`ci/gpu --select {result.id}`"
+    again = f"Again: {how}; its log is in the run's folder, cells/{result.id}/output.log."
     findings = tuple(
         finding.model_copy(update={"next_step": again}) if finding.next_step.startswith("By hand:") else finding
         for finding in result.findings

@@ -10,7 +10,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
@@ -44,8 +44,8 @@ class Wheel:
         filename: its name in the folder.
         sha256: of the file.
         size: in bytes.
-        origin: ``index`` (as published, checked against the index's hash) or ``built`` (from the published source,
-            whose hash was checked).
+        origin: ``index`` (as published, checked against the index's hash), ``built`` (from the published source,
+            whose hash was checked) or ``given`` (by the caller, as it is).
     """
 
     filename: str
@@ -71,6 +71,7 @@ class Wheelhouse:
         harness: wheels that the harness itself needs.
         suite: wheels that the property suite needs, in every cell.
         cells: megatron-core's wheel and the cell's own further wheels, by what the cell asks the installer for.
+        outside: by hash, where a wheel lies that is not in the folder; never written to the manifest.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class Wheelhouse:
     harness: tuple[Wheel, ...]
     suite: tuple[Wheel, ...]
     cells: Mapping[str, tuple[Wheel, ...]]
+    outside: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def wheels(self) -> tuple[Wheel, ...]:
@@ -140,6 +142,18 @@ class Wheelhouse:
                 f"Run with a Python {self.python}, or make a bundle for this host.",
             )
 
+    def including(self, requirement: str, path: Path, needs: Iterable[Wheel] = ()) -> Wheelhouse:
+        """The same bundle and one more wheel that lies elsewhere.
+
+        Args:
+            requirement: what its cell asks the installer for.
+            path: of the wheel.
+            needs: wheels of the bundle that its cell needs as well.
+        """
+        wheel = Wheel.of(path, "given")
+        cells = {**self.cells, requirement: (wheel, *needs)}
+        return replace(self, cells=cells, outside={**self.outside, wheel.sha256: path})
+
     def unpack(self, wheels: Iterable[Wheel], site: Path) -> None:
         """Check the hash of each wheel and unpack it into ``site``.
 
@@ -148,7 +162,7 @@ class Wheelhouse:
         """
         site.mkdir(parents=True, exist_ok=True)
         for wheel in wheels:
-            path = self.folder / wheel.filename
+            path = self.outside.get(wheel.sha256, self.folder / wheel.filename)
             if not path.is_file():
                 raise WheelhouseError(f"{wheel.filename} is missing from the bundle.")
             if hashlib.sha256(path.read_bytes()).hexdigest() != wheel.sha256:

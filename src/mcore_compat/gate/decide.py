@@ -36,13 +36,20 @@ def decide(
     flaky = [f for f in findings if f.state == "flaky"]
     if flaky:
         return Verdict.UNPROVEN, f"{len(flaky)} differences were not there in a second run, first {flaky[0].title}"
-    if not any(tier.name == "cpu" and tier.ran for tier in tiers):
+    ran = {tier.name for tier in tiers if tier.ran}
+    if not ran & {"cpu", "gpu"}:
         return Verdict.UNPROVEN, "nothing speaks against it in the source; no cell was run"
     unproven = [f for f in new if f.level == "unproven"]
     if unproven:
         return Verdict.UNPROVEN, f"{unproven[0].title}: {unproven[0].message.partition(chr(10))[0]}"
     shared = [f for f in findings if f.state == "same" and f.origin == "cell" and f.level in {"break", "unproven"}]
+    unseen = [f for f in shared if f.level == "unproven"]
+    if unseen:
+        # A failure that was there before is knowledge; what neither side has shown is none.
+        first_line = unseen[0].message.partition("\n")[0]
+        return Verdict.UNPROVEN, f"nothing new, and not proved on either side: {unseen[0].title}: {first_line}"
     suffix = f"; {len(shared)} complaints as before, on both sides" if shared else ""
+    suffix += "" if "cpu" in ran else "; GPU cells only, the CPU cells are those of `mcore-compat gate`"
     drifted = [f for f in new if f.level == "drift" or (f.level == "break" and f.witness == "refuted")]
     if drifted or (candidate.modes != baseline.modes):
         what = drifted[0].message if drifted else "other modes than before"

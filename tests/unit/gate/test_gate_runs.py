@@ -17,7 +17,9 @@ from mcore_compat.contract.candidate import parse_candidate
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.gate import render
 from mcore_compat.gate import run as gate_run
-from mcore_compat.gate.run import GateConfig, read_sides, run_gate
+from mcore_compat.gate import steps as gate_steps
+from mcore_compat.gate.run import GateConfig, run_gate
+from mcore_compat.gate.sides import read_sides
 from mcore_compat.gate.witness import Outcome
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection
@@ -68,7 +70,7 @@ def cells_report(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "execute", execute)
     monkeypatch.setattr(gate_run, "_has_gpu", lambda: False)
     outcomes = iter([Outcome("fail"), Outcome("pass")] * 20)
-    monkeypatch.setattr(gate_run, "run_witnesses", lambda lines, *_: [next(outcomes) for _ in lines])
+    monkeypatch.setattr(gate_steps, "run_witnesses", lambda lines, *_: [next(outcomes) for _ in lines])
     return runs, asked
 
 

@@ -18,7 +18,7 @@ from mcore_compat.contract.rules import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
-from mcore_compat.gate.run import read_sides, refuse_same
+from mcore_compat.gate.sides import read_sides, refuse_same
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix import Matrix, load_matrix
 

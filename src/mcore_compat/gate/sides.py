@@ -1,0 +1,104 @@
+"""Both megatron-cores of a gate, read: contracts, what the rules say, and the two cells. Nothing of them is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcore_compat.contract.candidate import Candidate, CandidateKind, open_candidate, parse_candidate
+from mcore_compat.contract.compare import Finding, compare_contracts
+from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules import Rule, load_rules
+from mcore_compat.contract.snapshots import load_snapshots, snapshot_path
+from mcore_compat.contract.surface import extract
+from mcore_compat.errors import UsageError
+from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
+from mcore_compat.matrix import Cell, Matrix, load_matrix
+from mcore_compat.releases import load_releases
+from mcore_compat.report import Report
+
+__all__ = ["Sides", "known_reports", "paired_cells", "read_sides", "refuse_same", "static_findings"]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both megatron-cores, read."""
+
+    matrix: Matrix
+    rules: tuple[Rule, ...]
+    snapshots: Mapping[str, Contract]
+    baseline: Candidate
+    candidate: Candidate
+    old: Contract
+    new: Contract
+
+    @property
+    def nearest(self) -> str:
+        """Release that the candidate's surface is nearest to."""
+        return nearest_release(self.new, self.snapshots)
+
+
+def read_sides(root: Path, candidate: str, baseline: str | None, reports: tuple[Report, ...]) -> Sides:
+    """Read both sources; nothing of them is run.
+
+    Raises:
+        UsageError: one of them cannot be read, or is not megatron-core.
+    """
+    data = root / "compat_matrix"
+    matrix, rules, snapshots = (
+        load_matrix(data / "matrix.toml"),
+        load_rules(data / "rules"),
+        load_snapshots(data / "contracts"),
+    )
+    releases = load_releases(data / "releases.json")
+
+    def contract_of(side: Candidate) -> Contract:
+        if side.kind is CandidateKind.RELEASE and side.version is not None:
+            path = snapshot_path(data / "contracts", side.version)
+            if path.is_file():
+                return snapshots[path.stem]
+        return extract(open_candidate(side, releases), side.label)
+
+    asked = parse_candidate(candidate)
+    compared = parse_candidate(baseline or baseline_version(matrix, reports, asked.version))
+    return Sides(matrix, rules, snapshots, compared, asked, contract_of(compared), contract_of(asked))
+
+
+def static_findings(sides: Sides) -> tuple[Finding, ...]:
+    """What the rules say of the two contracts."""
+    return compare_contracts(sides.old, sides.new, sides.rules)
+
+
+def paired_cells(sides: Sides) -> tuple[Cell, Cell]:
+    """The baseline's cell and the candidate's."""
+    before = candidate_cell(sides.baseline, sides.old, sides.matrix, nearest_release(sides.old, sides.snapshots))
+    if before.id == "candidate":
+        before = before.model_copy(update={"id": "baseline"})
+    return before, candidate_cell(sides.candidate, sides.new, sides.matrix, sides.nearest)
+
+
+def known_reports(folders: tuple[Path, ...]) -> tuple[Report, ...]:
+    """Reports of earlier runs that can be read; one of another schema version is passed over."""
+    found = []
+    for folder in folders:
+        path = folder / "report.json"
+        if path.is_file():
+            try:
+                found.append(Report.model_validate_json(path.read_text(encoding="utf-8")))
+            except ValueError:
+                continue
+    return tuple(found)
+
+
+def refuse_same(sides: Sides) -> None:
+    """A candidate compared with itself proves nothing.
+
+    Raises:
+        UsageError: both sides are the same release.
+    """
+    same_release = sides.baseline.version is not None and sides.baseline.version == sides.candidate.version
+    if same_release:
+        raise UsageError(
+            f"Baseline and candidate are both megatron-core {sides.candidate.version}.", "Name another --baseline."
+        )
