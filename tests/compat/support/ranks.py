@@ -64,6 +64,12 @@ def run_ranks(job, *arguments, world=1, **layout):
             process.kill()
             process.join()
         errors = {file.stem: file.read_text() for file in sorted(Path(directory).glob("*.error"))}
-        assert not errors, "\n".join(f"rank {rank}: {text}" for rank, text in errors.items())
+        # The error first: reports show one line.
+        assert not errors, "\n".join(f"rank {rank}: {_last(text)}\n{text}" for rank, text in errors.items())
         assert not hung, f"ranks {hung} did not end within {_TIMEOUT} s"
         return [torch.load(Path(directory) / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _last(text):
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no traceback"
