@@ -1,9 +1,11 @@
 """Deferred logits: what the output layer returns while its product is not wanted.
 
-Upstream's forward runs unchanged, calls its output layer (so that the layer's forward-pre-hooks run: DDP's
-``overlap_param_gather`` and FSDP's unshard wait there), may scale the result (MuP) and hands it to
-``compute_language_model_loss``. The handle carries hidden states and weight along that way. Any other
-operation on it means that upstream has changed, and raises at the line that did it.
+Upstream's forward runs unchanged, calls its output layer, may scale the result (MuP) and hands it to
+``compute_language_model_loss``. The handle carries the call's arguments along that way. Any other operation on
+it means that upstream has changed, and raises at the line that did it.
+
+The deferred call runs none of the layer's hooks; they run once, around the computation that takes its place
+(:mod:`mcore_fused.layer_call`), because DDP's ``overlap_param_gather`` and FSDP gather the weight there.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import torch
 from torch import nn
 
 from mcore_fused.errors import DeferredLogitsError
-from mcore_fused.instance_attribute import own_attribute, replaced
+from mcore_fused.instance_attribute import own_attribute
+from mcore_fused.layer_call import Compute, StandIn, in_layer_call, standing_in, weight_of
 from mcore_fused.tensor_parallel_group import tensor_parallel_group
 from mcore_fused.vocabulary_maximum import vocabulary_maximum
 
@@ -31,21 +34,28 @@ class DeferredLogits:
 
     Attributes:
         hidden: ``[seq, batch, hidden]``, sharded along seq when ``sequence_parallel``.
-        weight: ``[vocab shard, hidden]``, the weight that the stock layer would have used.
+        weight: ``[vocab shard, hidden]`` that the model handed to the layer; None for the layer's own.
         layer: the output layer that was called.
         sequence_parallel: the layer's own flag at the time of the call.
+        runtime_gather_output: as the model passed it.
         gathered: the caller or the layer wanted the logits of all tensor-parallel ranks.
         scale: product of all numbers the logits were multiplied by.
         payload: what a pickle of the handle holds in its place; set by whoever knows the labels.
     """
 
     hidden: torch.Tensor
-    weight: torch.Tensor
+    weight: torch.Tensor | None
     layer: nn.Module
     sequence_parallel: bool
+    runtime_gather_output: bool | None = None
     gathered: bool = False
     scale: float = 1.0
     payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
+
+    def computed(self, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+        """``compute(hidden, weight)`` inside a call of the layer, with hidden states and weight as stock sees them."""
+        arguments = {"weight": self.weight, "runtime_gather_output": self.runtime_gather_output}
+        return in_layer_call(self.layer, compute, self.hidden, arguments)
 
     def __mul__(self, factor: object) -> DeferredLogits:
         if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
@@ -72,13 +82,15 @@ class DeferredLogits:
         group = tensor_parallel_group(self.layer)
         if dim not in (-1, 2) or (self.gathered and group is not None):
             self._refuse(f"max over dimension {dim} of {'gathered' if self.gathered else 'sharded'} logits")
-        return vocabulary_maximum(self.hidden, self.weight, self.scale, group if self.sequence_parallel else None)
+        over = group if self.sequence_parallel else None
+        with torch.no_grad():
+            return self.computed(lambda hidden, weight: vocabulary_maximum(hidden, weight, self.scale, over))
 
     def size(self, dim: int) -> int:
         """Number of columns of this rank's shard, the one size that upstream asks for (0.19)."""
         if dim not in (-1, 2):
             self._refuse(f"size of dimension {dim}")
-        return self.weight.shape[0]
+        return (self.weight if self.weight is not None else weight_of(self.layer)).shape[0]
 
     @classmethod
     def __torch_function__(
@@ -116,11 +128,11 @@ for _operator in _REFUSED_OPERATORS.split():
 DeferredLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-class DeferredForward:
+class DeferredForward(StandIn):
     """Stands in for one output layer's ``forward`` during one call."""
 
     def __init__(self, layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None) -> None:
-        self.layer = layer
+        super().__init__(layer)
         self.payload = payload
 
     def __call__(
@@ -137,8 +149,7 @@ class DeferredForward:
                 f"the model called its output layer with unknown arguments: {', '.join(meaningful)}.",
                 "this megatron-core asks its head for something new; run unfused, and report the arguments.",
             )
-        chosen = weight if weight is not None else self.layer.weight
-        if not isinstance(chosen, torch.Tensor):
+        if not isinstance(weight if weight is not None else self.layer.weight, torch.Tensor):
             raise DeferredLogitsError(
                 "the output layer has no weight of its own and was given none.",
                 "share_embeddings_and_output_weights must hand over the shared weight; check the model's construction.",
@@ -146,9 +157,10 @@ class DeferredForward:
         gathered = self.layer.gather_output if runtime_gather_output is None else runtime_gather_output
         return DeferredLogits(
             input_,
-            chosen,
+            weight,
             self.layer,
             sequence_parallel=bool(self.layer.sequence_parallel),
+            runtime_gather_output=runtime_gather_output,
             gathered=bool(gathered),
             payload=self.payload,
         ), None
@@ -159,15 +171,17 @@ def deferred_output_layer(
     layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
 ) -> Iterator[None]:
     """For the duration, calling ``layer`` returns :class:`DeferredLogits`; only this instance is touched."""
-    with replaced(layer, "forward", DeferredForward(layer, payload)):
+    deferred = DeferredForward(layer, payload)
+    with standing_in(layer, deferred, call=deferred):
         yield
 
 
 @contextlib.contextmanager
 def stock_output_layer(layer: nn.Module) -> Iterator[None]:
     """Inside a deferred call, give the layer its own forward back (a stock forward nested in a fused one)."""
-    if not isinstance(own_attribute(layer, "forward"), DeferredForward):
+    deferred = own_attribute(layer, "forward")
+    if not isinstance(deferred, StandIn):
         yield
         return
-    with replaced(layer, "forward", type(layer).forward.__get__(layer)):
+    with standing_in(layer, type(layer).forward.__get__(layer), call=deferred.call_before):
         yield

@@ -9,11 +9,12 @@ import torch
 
 from mcore_fused import evidence
 from mcore_fused.deferred import DeferredLogits
-from mcore_fused.errors import CallArgumentError, CallTypeError
+from mcore_fused.errors import CallArgumentError, CallTypeError, UnsupportedConfigError
 from mcore_fused.kernel import linear_cross_entropy
 from mcore_fused.output_layer import check_weight
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.sequence_parallel import gather_sequence, reduce_gradient
+from mcore_fused.sharding import is_megatron_fsdp_weight
 from mcore_fused.tensor_parallel_group import tensor_parallel_group
 
 __all__ = ["fused_head", "fused_loss"]
@@ -65,29 +66,37 @@ def _run(
     context: FusedOutputProcessorContext,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer = logits.layer
-    check_weight(logits.weight)
     group = tensor_parallel_group(layer)
-    hidden = logits.hidden
-    if group is not None and logits.sequence_parallel:
-        hidden = gather_sequence(hidden, group)
-    elif group is not None and not getattr(layer, "disable_grad_reduce", False):
-        hidden = reduce_gradient(hidden, group)
-    _check_labels(labels, hidden)
-    # Megatron's hidden states are sequence first, its labels batch first. Flattening both as they are pairs
-    # the wrong rows for every batch above 1, silently.
-    log_probs, entropy = linear_cross_entropy(
-        hidden,
-        logits.weight,
-        labels.transpose(0, 1),
-        temperature=temperature,
-        tp_group=group,
-        ignore_index=context.ignore_index,
-        scale=logits.scale,
-        vocab_size=context.vocab_size,
-        logits_budget_bytes=context.logits_budget_bytes,
-        reduce_hidden_grad=False,  # done by the mapping above, or wanted partial by the layer
-        backend=context.backend,
-    )
+
+    def compute(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        check_weight(weight)
+        if is_megatron_fsdp_weight(weight) and not context.single_tensor:
+            raise UnsupportedConfigError(
+                "Megatron-FSDP looks for tensors in what the model returns, and sees none in a FusedForwardOutput.",
+                "call the model with call_fused_forward, or ask for FusedOutputProcessorContext(single_tensor=True).",
+            )
+        if group is not None and logits.sequence_parallel:
+            hidden = gather_sequence(hidden, group)
+        elif group is not None and not getattr(layer, "disable_grad_reduce", False):
+            hidden = reduce_gradient(hidden, group)
+        _check_labels(labels, hidden)
+        # Megatron's hidden states are sequence first, its labels batch first. Flattening both as they are pairs
+        # the wrong rows for every batch above 1, silently.
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            labels.transpose(0, 1),
+            temperature=temperature,
+            tp_group=group,
+            ignore_index=context.ignore_index,
+            scale=logits.scale,
+            vocab_size=context.vocab_size,
+            logits_budget_bytes=context.logits_budget_bytes,
+            reduce_hidden_grad=False,  # done by the mapping above, or wanted partial by the layer
+            backend=context.backend,
+        )
+
+    log_probs, entropy = logits.computed(compute)
     evidence.record(layer, kernel_launches=1)
     return log_probs.transpose(0, 1), entropy.transpose(0, 1)
 

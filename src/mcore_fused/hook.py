@@ -16,7 +16,7 @@ from mcore_fused.config_logger import log_hook_payload
 from mcore_fused.deferred import DeferredLogits, deferred_output_layer
 from mcore_fused.errors import CallTypeError, ModeError, UnsupportedConfigError, qualified_name
 from mcore_fused.head import fused_head
-from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
+from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
 
 __all__ = ["HOOK_KEYWORDS", "HOOK_PARAMETERS", "fused_output_processor"]
 
@@ -98,6 +98,8 @@ def checked_context(context: object) -> FusedOutputProcessorContext:
     """The context of a call, by default when there is none; anything else is refused by its class."""
     if context is None:
         return FusedOutputProcessorContext()
+    if isinstance(context, CarriedContext):
+        return context.context
     if not isinstance(context, FusedOutputProcessorContext):
         raise CallTypeError(
             f"output_processor_context is a {qualified_name(context)}.",

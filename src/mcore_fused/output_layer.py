@@ -6,12 +6,12 @@ would otherwise lose that part without a word (LoRA on the head, bias, quantised
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from mcore_fused.deferred import DeferredForward
 from mcore_fused.errors import (
     UnsupportedConfigError,
     UnsupportedModelError,
@@ -19,6 +19,8 @@ from mcore_fused.errors import (
     qualified_name,
 )
 from mcore_fused.instance_attribute import own_attribute
+from mcore_fused.layer_call import StandIn, weight_of
+from mcore_fused.sharding import is_shard, is_sharding_hook, owned_by_unit
 
 __all__ = ["check_head", "check_weight", "head_of"]
 
@@ -46,8 +48,12 @@ def head_of(model: nn.Module) -> nn.Module | None:
     return layer
 
 
-def check_head(model: nn.Module) -> nn.Module | None:
+def check_head(model: nn.Module, wrappers: Sequence[nn.Module] = ()) -> nn.Module | None:
     """Check that the head of ``model`` is one the fused path equals, and return it (None without a head).
+
+    Args:
+        model: the language model.
+        wrappers: the modules around it; one of them may be the FSDP unit that gathers the head's weight.
 
     Raises:
         UnsupportedOutputLayerError: class, bias, adapter, hook or weight of the layer is not the stock kind.
@@ -57,6 +63,8 @@ def check_head(model: nn.Module) -> nn.Module | None:
     if layer is None:
         return None
     _check_layer(layer)
+    if layer.weight is not None:
+        _check_own_weight(weight_of(layer), (layer, model, *wrappers))
     _check_loss(model)
     _check_config(model)
     return layer
@@ -74,7 +82,7 @@ def _check_layer(layer: nn.Module) -> None:
     if not isinstance(layer, ColumnParallelLinear) or type(layer).forward is not ColumnParallelLinear.forward:
         raise refuse("it has a forward of its own", "whatever that forward adds to the product")
     own_forward = own_attribute(layer, "forward")
-    if own_forward is not None and not isinstance(own_forward, DeferredForward):
+    if own_forward is not None and not isinstance(own_forward, StandIn):
         raise refuse(f"its forward is replaced by {qualified_name(own_forward)}", "what the replacement does")
     if getattr(layer, "bias", None) is not None:
         raise refuse("it has a bias", "the bias")
@@ -84,12 +92,11 @@ def _check_layer(layer: nn.Module) -> None:
     extra = sorted(name for name, value in layer.named_parameters(recurse=False) if name not in {"weight", "bias"})
     if extra:
         raise refuse(f"it has further parameters: {', '.join(extra)}", "their part of the product")
-    if layer._forward_hooks:  # noqa: SLF001 - torch has no public way to ask
+    hooks = layer._forward_hooks.values()  # noqa: SLF001 - torch has no public way to ask
+    if not all(map(is_sharding_hook, hooks)):
         raise refuse("it has forward hooks, which expect logits", "what the hooks do")
     if isinstance(getattr(type(layer), "weight", None), property):
         raise refuse("its weight is a property", "what the property computes")
-    if layer.weight is not None:
-        check_weight(layer.weight)
 
 
 def _check_loss(model: nn.Module) -> None:
@@ -103,6 +110,18 @@ def _check_loss(model: nn.Module) -> None:
         )
 
 
+def _check_own_weight(weight: torch.Tensor, around: Sequence[nn.Module]) -> None:
+    """A shard is fine where a unit is seen that gathers it for the layer's call; there it is checked again."""
+    if not is_shard(weight):
+        check_weight(weight)
+    elif not owned_by_unit(weight, around):
+        raise UnsupportedOutputLayerError(
+            f"the head's weight is a {qualified_name(weight)}, and none of the modules handed over is an FSDP unit "
+            "that gathers it for a call of the head.",
+            "hand over the outermost module, the one given to fully_shard; shard the head in no other way.",
+        )
+
+
 def check_weight(weight: torch.Tensor) -> None:
     """Refuse a weight that is not a plain floating tensor (quantised, sharded, fake).
 
@@ -112,7 +131,7 @@ def check_weight(weight: torch.Tensor) -> None:
     if type(weight) not in {nn.Parameter, torch.Tensor} or weight.dtype not in _FLOATING:
         raise UnsupportedOutputLayerError(
             f"the head's weight is a {qualified_name(weight)} of dtype {weight.dtype}, not a plain floating tensor.",
-            "keep the output layer out of quantisation and out of parameter sharding, or run unfused.",
+            "keep the output layer out of quantisation, or run unfused.",
         )
 
 

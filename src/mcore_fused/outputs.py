@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils import _pytree
 
 from mcore_fused.errors import CallArgumentError, CallTypeError
 
@@ -31,6 +32,15 @@ class FusedForwardOutput:
     log_probs: torch.Tensor
     entropy: torch.Tensor
     hidden_states: torch.Tensor | None = None
+
+
+# FSDP2 looks for the tensors of its root's output by torch's own walk; one that it does not find gets no
+# pre-backward hook, and a root that has freed its weights after the forward would not gather them again.
+_pytree.register_pytree_node(
+    FusedForwardOutput,
+    lambda output: ([output.log_probs, output.entropy, output.hidden_states], None),
+    lambda tensors, _: FusedForwardOutput(*tensors),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,13 @@ class FusedOutputProcessorContext:
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
+
+
+class CarriedContext:
+    """A context on its way through wrappers that rebuild dataclasses and round the tensors inside (FSDP2's casts)."""
+
+    def __init__(self, context: FusedOutputProcessorContext) -> None:
+        self.context = context
 
 
 def check_temperature(temperature: object) -> None:

@@ -24,6 +24,7 @@ from mcore_fused.errors import (
     FusionDidNotRunError,
     ModeError,
     PatchOrderError,
+    UnsupportedConfigError,
     qualified_name,
 )
 from mcore_fused.evidence import FusedForwardEvidence
@@ -32,7 +33,7 @@ from mcore_fused.instance_attribute import own_attribute, replaced
 from mcore_fused.legacy import LegacyForward
 from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import check_head, head_of
-from mcore_fused.outputs import FusedOutputProcessorContext
+from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.unwrap import WrapperChain, chunks_of, unwrap_chain, unwrap_model
 
 __all__ = [
@@ -63,17 +64,18 @@ def fused_forward_mode(model: Model) -> Mode:
         ForeignPatchError: somebody else's ``forward`` is on the instance.
         ModeError: the promise of a hook could not be proved.
     """
-    modes = {_mode_of(unwrap_model(chunk)) for chunk in chunks_of(model)}
+    modes = {_mode_of(unwrap_chain(chunk)) for chunk in chunks_of(model)}
     return "legacy" if "legacy" in modes else "hook"  # legacy serves every chunk, the hook only those that have it
 
 
-def _mode_of(model: nn.Module) -> Mode:
+def _mode_of(chain: WrapperChain) -> Mode:
+    model = chain.model
     own_forward = own_attribute(model, "forward")
     if isinstance(own_forward, LegacyForward):
         return "legacy"
     if model in _patched_hook:
         return "hook"
-    check_head(model)
+    check_head(model, chain.wrappers)
     _refuse_foreign(model, own_forward)
     if model not in _proved:
         _proved[model] = proved_mode(model)
@@ -107,10 +109,10 @@ def patch_fused_forward(model: Model, mode: ModeRequest = "auto") -> Mode:
     """
     if mode not in {"auto", "hook", "legacy"}:
         raise ModeError(f"there is no mode {mode!r}.", 'pass "auto", "hook" or "legacy".')
-    models = [unwrap_model(chunk) for chunk in chunks_of(model)]
-    wanted = {_wanted_mode(inner, mode) for inner in models}  # everything is checked before anything is changed
+    chains = [unwrap_chain(chunk) for chunk in chunks_of(model)]
+    wanted = {_wanted_mode(chain, mode) for chain in chains}  # everything is checked before anything is changed
     chosen: Mode = "legacy" if "legacy" in wanted else "hook"
-    for inner in models:
+    for inner in (chain.model for chain in chains):
         if chosen == "hook":
             _patched_hook.add(inner)
         elif not isinstance(own_attribute(inner, "forward"), LegacyForward):
@@ -119,8 +121,9 @@ def patch_fused_forward(model: Model, mode: ModeRequest = "auto") -> Mode:
     return chosen
 
 
-def _wanted_mode(model: nn.Module, mode: ModeRequest) -> Mode:
-    check_head(model)
+def _wanted_mode(chain: WrapperChain, mode: ModeRequest) -> Mode:
+    model = chain.model
+    check_head(model, chain.wrappers)
     own_forward = own_attribute(model, "forward")
     _refuse_foreign(model, own_forward)
     legacy, hook = isinstance(own_forward, LegacyForward), model in _patched_hook
@@ -130,7 +133,7 @@ def _wanted_mode(model: nn.Module, mode: ModeRequest) -> Mode:
             raise ModeError(f"this model is already patched in {installed} mode.", "unpatch it first.")
         return installed
     if mode == "auto":
-        return _mode_of(model)
+        return _mode_of(chain)
     if mode == "hook" and not promises_hook(model.forward):
         raise ModeError(
             f"{qualified_name(model)}.forward has no parameters {' and '.join(HOOK_PARAMETERS)}.",
@@ -208,6 +211,7 @@ def call_fused_forward(
 
     Raises:
         ModeError: the model is not patched.
+        UnsupportedConfigError: a wrapper cannot hand on what was asked for.
         FusionDidNotRunError: labels were given, the model has a head, and the fused head did not run exactly once.
     """
     chain = unwrap_chain(model)
@@ -218,7 +222,10 @@ def call_fused_forward(
     context = replace(context or FusedOutputProcessorContext(temperature=temperature), runs=[], labels=known)
     if labels is None:
         return model(*args, **kwargs)
-    asking = {"output_processor": fused_output_processor, "output_processor_context": context}
+    as_tensor = chain.tensors_only and not context.single_tensor
+    if as_tensor:
+        context = _as_single_tensor(chain, context)
+    asking = {"output_processor": fused_output_processor, "output_processor_context": CarriedContext(context)}
     with lock_of(chain.model):
         if chain.transparent:
             result = model(*args, **kwargs, **asking)
@@ -230,7 +237,18 @@ def call_fused_forward(
             f"{qualified_name(chain.model)} ran its fused head {len(context.runs)} times in one call.",
             'patch it with mode="legacy", which does not depend on the hook being called.',
         )
-    return result
+    return FusedForwardOutput(*result.unbind(0)) if as_tensor and context.runs else result
+
+
+def _as_single_tensor(chain: WrapperChain, context: FusedOutputProcessorContext) -> FusedOutputProcessorContext:
+    """The same call, carrying its outputs through wrappers that know tensors only."""
+    if context.return_hidden_states or not chain.transparent:
+        what = "return_hidden_states" if context.return_hidden_states else f"the outer {qualified_name(chain.outer)}"
+        raise UnsupportedConfigError(
+            f"Megatron-FSDP around {qualified_name(chain.model)} hands on one tensor of outputs, and not {what}.",
+            "pass a context with single_tensor=True, and take [2, batch, seq] out of what the model returns.",
+        )
+    return replace(context, single_tensor=True)
 
 
 def _positional_labels(chain: WrapperChain, args: tuple[Any, ...]) -> Any:

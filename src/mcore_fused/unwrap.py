@@ -28,6 +28,14 @@ _TRANSPARENT: dict[str, str] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
 }
+# These look for tensors in what the model returns, and find none in anything but a tensor, a tuple or a list.
+_TENSORS_ONLY = frozenset(
+    {
+        "megatron.core.distributed.custom_fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",
+        "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp.MegatronFSDP",
+        "megatron_fsdp.megatron_fsdp.MegatronFSDP",
+    }
+)
 # These have a forward of their own that need not hand unknown keywords on to what they hold.
 _OPAQUE: dict[str, str] = {
     "peft.peft_model.PeftModel": "base_model",
@@ -44,12 +52,14 @@ class WrapperChain:
         model: the language model that owns config, stage and head.
         wrappers: what lies between, outermost first.
         transparent: True when every wrapper hands unknown keywords on to ``model``.
+        tensors_only: True when a wrapper works on the tensors that the model returns and knows no dataclass.
     """
 
     outer: nn.Module
     model: nn.Module
     wrappers: tuple[nn.Module, ...]
     transparent: bool
+    tensors_only: bool = False
 
 
 def register_wrapper(class_name: str, attribute: str, *, transparent: bool) -> None:
@@ -76,7 +86,8 @@ def _wrapped_attribute(module: nn.Module) -> tuple[str, bool] | None:
 
 
 def _is_language_model(module: nn.Module) -> bool:
-    return callable(getattr(module, "compute_language_model_loss", None)) and hasattr(module, "post_process")
+    # Asked of the class: PEFT's wrappers hand every attribute that they lack on to what they hold.
+    return callable(getattr(type(module), "compute_language_model_loss", None)) and hasattr(module, "post_process")
 
 
 def unwrap_chain(model: nn.Module) -> WrapperChain:
@@ -94,7 +105,8 @@ def unwrap_chain(model: nn.Module) -> WrapperChain:
                 f"{qualified_name(current)} is not a torch module.", "pass the model, or a list of its chunks."
             )
         if _is_language_model(current):
-            return WrapperChain(model, current, tuple(wrappers), transparent)
+            tensors_only = any(qualified_name(kind) in _TENSORS_ONLY for w in wrappers for kind in type(w).__mro__)
+            return WrapperChain(model, current, tuple(wrappers), transparent, tensors_only)
         step = _wrapped_attribute(current)
         if step is None or len(wrappers) > 32:
             raise UnsupportedModelError(
