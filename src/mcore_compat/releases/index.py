@@ -25,6 +25,9 @@ from mcore_compat.releases.model import PROJECT, Release, ReleaseFile
 
 __all__ = ["IndexUnreachableError", "cache_directory", "download", "fetch_releases", "release_of"]
 
+# pip's, then uv's: who has a mirror for the cells has it for the contracts.
+_INDEX_VARIABLES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+
 
 class IndexUnreachableError(InfrastructureError):
     """The package index did not answer, or what came from it was not what it had promised."""
@@ -60,7 +63,7 @@ def fetch_releases(endpoint: str | None = None) -> tuple[Release, ...]:
     """Ask the index (PEP 691) for all final and candidate releases, oldest first; nightly ``.dev`` builds are left out.
 
     Args:
-        endpoint: simple-API address; the environment's ``PIP_INDEX_URL``, else the public index, where None.
+        endpoint: simple-API address; where None that of pip's or uv's variable, else the public index.
 
     Raises:
         IndexUnreachableError: no answer, or not an index's answer.
@@ -80,7 +83,8 @@ def _is_release(version: str) -> bool:
 
 
 def _page(endpoint: str | None) -> ProjectPage:
-    address = endpoint or os.environ.get("PIP_INDEX_URL") or PYPI_SIMPLE_ENDPOINT
+    named = (os.environ.get(name) for name in _INDEX_VARIABLES)
+    address = endpoint or next(filter(None, named), PYPI_SIMPLE_ENDPOINT)
     try:
         with PyPISimple(address) as client:
             return client.get_project_page(PROJECT, timeout=60)
