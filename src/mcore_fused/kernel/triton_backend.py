@@ -111,7 +111,7 @@ class _Backward:
         weight = self.operands.weight
         self.add_weight = total is not None
         self.grad_weight = torch.empty(weight.shape, dtype=dtype, device=weight.device) if total is None else total
-        if total is None:
+        if total is None and self.operands.real_rows < weight.shape[0]:
             self.grad_weight[self.operands.real_rows :].zero_()
 
     def multiply(self, dlogits: Tensor, first: int, end: int, *, wide: bool) -> None:
