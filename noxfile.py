@@ -15,6 +15,7 @@ PYTHON = "3.12"
 DEFAULTS = nox.project.load_toml("compat_matrix/matrix.toml")["defaults"]
 PINS = (f"torch=={DEFAULTS['torch']}", *(item["spec"] for item in DEFAULTS["constraints"]))
 UNIT_RESULTS = Path("reports", "unit.xml")
+FAULT_RESULTS = Path("reports", "faults.json")
 COMMAND = ("python", "-m", "mcore_compat")
 
 
@@ -87,6 +88,14 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def ecosystem(session: nox.Session) -> None:
+    """The library beside other packages' real code (adapters of PEFT), in a few cells of their own."""
+    harness(session)
+    where = ("--data=compat_matrix/ecosystem", "--suite=tests/ecosystem", "--report-dir=reports/ecosystem")
+    session.run(*COMMAND, "run", *where, *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def gate(session: nox.Session) -> None:
     """May we upgrade to this megatron-core? Give a requirement, a wheel, a git reference or a folder."""
     harness(session)
@@ -117,7 +126,7 @@ def gpu(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Plant every fault of the catalogue; each must be caught by the check that it names."""
     session.install("-e", ".[harness,suite]", *PINS)
-    session.run("python", "tests/faults/run.py", *session.posargs)
+    session.run("python", "tests/faults/run.py", f"--results={FAULT_RESULTS}", *session.posargs)
 
 
 @nox.session(python=PYTHON)

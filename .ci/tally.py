@@ -1,4 +1,7 @@
-"""Prints one closing line, ``N passed, N failed``, from the unit tests' JUnit file and the compat run's report."""
+"""Prints one closing line, ``N passed, N failed``, from the results of unit tests, cells and planted faults.
+
+Each part is told in a line of its own before; a planted fault that was caught counts as passed.
+"""
 
 import json
 import sys
@@ -29,9 +32,23 @@ def compat(path: Path) -> tuple[int, int]:
     return passed, sum(max(bad, int(is_red)) for bad, is_red in zip(unexpected, red, strict=True))
 
 
+def faults(path: Path) -> tuple[int, int]:
+    """Caught and missed faults; a check that fails without a fault counts as one more missed, and so does no file."""
+    if not path.is_file():
+        return 0, 1
+    counts = json.loads(path.read_text(encoding="utf-8"))
+    if counts["left_out"]:
+        by_kind = ", ".join(f"{row['left_out']} {kind}" for kind, row in counts["kinds"].items() if row["left_out"])
+        print(f"faults left out: {by_kind}")
+    return counts["caught"], counts["planted"] - counts["caught"] + len(counts["failing_controls"])
+
+
 def main() -> int:
-    """Sum both and print."""
-    counts = [unit(Path(sys.argv[1])), compat(Path(sys.argv[2]))]
+    """Print each part, and the sum."""
+    parts = {"unit tests": unit, "checks in cells": compat, "planted faults": faults}
+    counts = [read(Path(path)) for read, path in zip(parts.values(), sys.argv[1:], strict=True)]
+    for name, (passed, failed) in zip(parts, counts, strict=True):
+        print(f"{name}: {passed} passed, {failed} failed")
     passed, failed = (sum(pair[index] for pair in counts) for index in (0, 1))
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)

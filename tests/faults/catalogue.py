@@ -39,6 +39,7 @@ class Fault:
         env: environment variables of the checks.
         verdict: for "run": what the run must end in.
         finding: for "run": the kind of finding that says so.
+        kind: what is broken; the name of the file that the entry stands in.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Fault:
     env: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
     finding: str = ""
+    kind: str = ""
 
     @property
     def source(self) -> str:
@@ -100,7 +102,7 @@ def load() -> tuple[Fault, ...]:
     faults = []
     for name in FILES:
         table = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
-        faults += [_fault(entry) for entry in table["fault"]]
+        faults += [_fault(entry | {"kind": name}) for entry in table["fault"]]
     doubled = {fault.id for fault in faults if sum(other.id == fault.id for other in faults) > 1}
     if doubled:
         raise CatalogueError(f"two faults are called {', '.join(sorted(doubled))}")

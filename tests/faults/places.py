@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,34 +83,91 @@ def _provisioned(releases: set[str], cells: Path) -> dict[str, Path]:
     return found
 
 
-def plant_all(place: str, faults: Iterable[Fault], python: Path, scratch: Path) -> list[Outcome]:
-    """Plant one fault after the other and run what must catch it."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MCORE_", "PYTEST_"))}
-    env |= {"OMP_NUM_THREADS": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTHONDONTWRITEBYTECODE": "1"}
-    if place == "unit":
-        env["TRITON_INTERPRET"] = "1"
-    errors = scratch / "worker.txt"
-    with (
-        errors.open("w") as log,
-        subprocess.Popen(
-            [python, WORKER, place], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as worker,
-    ):
-        if not worker.stdout.readline():
-            raise NoPlaceError(f"the worker of {place} does not start: {errors.read_text()[-2000:]}")
-        # The worker ends when its input does, which leaving this block closes.
-        return [_plant(fault, worker, scratch / str(number)) for number, fault in enumerate(faults)]
+class Lane:
+    """The forking worker of one place; any number of threads plant through it, and each fault gets its own child."""
+
+    def __init__(self, place: str, python: Path, scratch: Path) -> None:
+        """Start the worker; its imports go on while the caller does.
+
+        Args:
+            place: name of the place.
+            python: its interpreter.
+            scratch: an empty folder for copies and results.
+        """
+        env = {n: value for n, value in os.environ.items() if not n.startswith(("PYTHON", "MCORE_", "PYTEST_"))}
+        env |= {"OMP_NUM_THREADS": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTHONDONTWRITEBYTECODE": "1"}
+        if place == "unit":
+            env["TRITON_INTERPRET"] = "1"
+        self._place, self._scratch = place, scratch
+        self._errors = scratch / "worker.txt"
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._dead = False
+        self._waiting: dict[int, queue.SimpleQueue[dict[str, object]]] = {}
+        with self._errors.open("w") as log:
+            self._worker = subprocess.Popen(
+                [python, WORKER, place], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def plant(self, fault: Fault) -> Outcome:
+        """Plant one fault in a copy and run what must catch it.
+
+        Raises:
+            NoPlaceError: the worker does not start.
+        """
+        self._ready.wait()
+        if self._dead:
+            raise NoPlaceError(f"the worker of {self._place} has ended: {self._errors.read_text()[-2000:]}")
+        number = next(self._numbers)
+        folder = self._scratch / str(number)
+        job = _job(number, fault, folder)
+        answered: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+        with self._lock:
+            self._waiting[number] = answered
+            if self._dead:
+                answered.put(_DEAD)
+            else:
+                self._worker.stdin.write(json.dumps(job) + "\n")
+                self._worker.stdin.flush()
+        outcome = judged(fault, answered.get())
+        if outcome.caught:
+            shutil.rmtree(folder)
+        return outcome
+
+    def close(self) -> None:
+        """End the worker: it ends when its input does."""
+        self._worker.stdin.close()
+        self._worker.wait()
+
+    def _listen(self) -> None:
+        """Hand every answer to the thread that waits for it; none waits for a worker that has died."""
+        for line in self._worker.stdout:
+            answer = json.loads(line)
+            if "ready" in answer:
+                self._ready.set()
+            else:
+                self._waiting.pop(answer["id"]).put(answer)
+        with self._lock:
+            self._dead = True
+            for answered in self._waiting.values():
+                answered.put(_DEAD)
+        self._ready.set()
 
 
-def _plant(fault: Fault, worker: subprocess.Popen[str], folder: Path) -> Outcome:
+_DEAD: Mapping[str, object] = {"status": -1, "failed": [], "why": "the worker died"}
+
+
+def _job(number: int, fault: Fault, folder: Path) -> dict[str, object]:
     source, work = folder / "src", folder / "work"
     work.mkdir(parents=True)
     if fault.replace:
         fault.plant(source)
     else:
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    job = {
-        "id": fault.id,
+    return {
+        "id": number,
         "source": str(source),
         "work": str(work),
         "env": {"HYPOTHESIS_PROFILE": "faults", "CI": "1", "TMPDIR": str(work), **fault.env},
@@ -116,13 +176,6 @@ def _plant(fault: Fault, worker: subprocess.Popen[str], folder: Path) -> Outcome
         "output": str(folder / "output.txt"),
         "limit_s": LIMIT_S if fault.replace else CONTROL_LIMIT_S,
     }
-    worker.stdin.write(json.dumps(job) + "\n")
-    worker.stdin.flush()
-    answer = json.loads(worker.stdout.readline() or '{"status": -1, "failed": [], "why": "the worker died"}')
-    outcome = judged(fault, answer)
-    if outcome.caught:
-        shutil.rmtree(folder)
-    return outcome
 
 
 def _arguments(fault: Fault, folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from catalogue import ROOT, CatalogueError, Fault
@@ -23,9 +23,10 @@ LIMIT_S = 600
 GREEN = Fault("(nothing planted)", "nothing is planted", "", "run", "", (), verdict="ok")
 
 
-def plant_all(faults: Iterable[Fault], cells: Path, scratch: Path) -> list[Outcome]:
+def plant_all(faults: Iterable[Fault], cells: Path, scratch: Path) -> Iterator[Outcome]:
     """Run the harness on one cell, first with the suite as it is, then with each fault in it."""
-    return [_run(fault, cells, scratch / str(number)) for number, fault in enumerate([GREEN, *faults])]
+    for number, fault in enumerate([GREEN, *faults]):
+        yield _run(fault, cells, scratch / str(number))
 
 
 def _run(fault: Fault, cells: Path, folder: Path) -> Outcome:

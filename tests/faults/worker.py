@@ -1,7 +1,8 @@
 """Runs pytest many times from one process that has imported the heavy packages once.
 
-Started with an interpreter and the name of a place; reads one JSON job a line, forks a child for it, answers with one
-JSON line. Imports nothing of this project before the fork, so that a child sees the copy it is given and no other.
+Started with an interpreter and the name of a place; reads one JSON job a line, forks a child for it at once, answers
+with one JSON line when the child has ended. How many children there are is the caller's choice. Imports nothing of
+this project before the fork, so that a child sees the copy it is given and no other.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import importlib
 import importlib.util
 import json
 import os
+import select
 import signal
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -66,8 +69,10 @@ class Recorder:
     def pytest_runtest_logreport(self, report) -> None:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            message = (crash.message if crash else str(report.longrepr)).strip().splitlines()
-            self.failed.append([report.nodeid, report.when, message[0] if message else ""])
+            message = (crash.message if crash else str(report.longrepr)).strip().splitlines() or [""]
+            # What another process raised is told at the end of a text that begins with its wrapper.
+            telling = message[-1] if message[0].endswith("ProcessRaisedException:") else message[0]
+            self.failed.append([report.nodeid, report.when, telling.strip()])
         elif report.when == "call" and report.passed:
             self.passed += 1
 
@@ -92,25 +97,52 @@ def child(job: dict) -> dict:
     return {"status": int(status), "failed": recorder.failed, "passed": recorder.passed, "strangers": strangers}
 
 
-def run(job: dict) -> dict:
-    """Fork, wait, and kill what takes too long."""
-    started = time.monotonic()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of forking with threads; torch's are idle
-        pid = os.fork()
-    if pid == 0:
-        _in_child(job)
-    limit = started + job["limit_s"]
-    while True:
-        done, _ = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > limit:
+class Children:
+    """The forked children, each with its job; they end by themselves, or are killed at their limit."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, tuple[dict, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def start(self, job: dict) -> None:
+        """Fork a child for a job."""
+        started = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of forking with threads; torch's are idle
+            pid = os.fork()
+        if pid == 0:
+            _in_child(job)
+        self._jobs[pid] = (job, started)
+
+    def ended(self) -> Iterator[dict]:
+        """The answers of those that have ended since the last call."""
+        for pid, (job, started) in list(self._jobs.items()):
+            done, _ = os.waitpid(pid, os.WNOHANG)
+            late = not done and time.monotonic() > started + job["limit_s"]
+            if late:
+                self._kill(pid)
+            if done or late:
+                del self._jobs[pid]
+                yield _answer(job, round(time.monotonic() - started, 2), late=late)
+
+    def kill_all(self) -> None:
+        """Leave nothing behind."""
+        for pid in self._jobs:
+            self._kill(pid)
+
+    @staticmethod
+    def _kill(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return {"id": job["id"], "status": -1, "failed": [], "passed": 0, "seconds": job["limit_s"], "why": "time"}
-        time.sleep(0.02)
-    answer = {"id": job["id"], "seconds": round(time.monotonic() - started, 2)}
+        os.waitpid(pid, 0)
+
+
+def _answer(job: dict, seconds: float, *, late: bool) -> dict:
+    answer = {"id": job["id"], "seconds": seconds}
+    if late:
+        return answer | {"status": -1, "failed": [], "passed": 0, "why": "time"}
     try:
         return answer | json.loads(Path(job["result"]).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -124,6 +156,7 @@ def run(job: dict) -> dict:
 def _in_child(job: dict) -> None:
     with contextlib.suppress(BaseException):
         os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the jobs are not for the tests' own children
         output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -142,8 +175,19 @@ def main() -> None:
     os.dup2(2, 1)  # what imports print must not look like an answer
     preload(sys.argv[1])
     print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), file=answers, flush=True)
+    children, unread = Children(), b""
+    while True:
+        readable, _, _ = select.select([0], [], [], 0.02 if children else None)
+        if readable:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                break
+            *lines, unread = (unread + chunk).split(b"\n")
+            for line in lines:
+                children.start(json.loads(line))
+        for answer in children.ended():
+            print(json.dumps(answer), file=answers, flush=True)
+    children.kill_all()
     os._exit(0)  # unloading the packages takes seconds and proves nothing
 
 
