@@ -67,22 +67,27 @@ def run(
     report_dir: Annotated[Path | None, typer.Option(help="Where runs are written; default: reports/.")] = None,
     cells_dir: Annotated[Path | None, typer.Option(help="Where environments live; default: .cells/.")] = None,
     suite: Annotated[Path | None, typer.Option(help="Folder of the property suite; default: tests/compat.")] = None,
-    inventory: Annotated[Path | None, typer.Option(help="Default: compat_matrix/inventory.toml.")] = None,
+    inventory: Annotated[Path | None, typer.Option(help="Default: inventory.toml beside the matrix.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of matrix and expectations; default: compat_matrix.")
+    ] = None,
     root: Root = None,
 ) -> None:
     """Judge the selected cells and report: exit code 0 green, 1 break, 2 usage, 3 could not judge."""
     home = _root(root)
+    folder = (data or home / "compat_matrix").absolute()
     config = RunConfig(
         root=home,
         cells=(cells_dir or home / ".cells").absolute(),
         reports=(report_dir or home / "reports").absolute(),
         suite=(suite or home / "tests" / "compat").absolute(),
-        inventory=(inventory or home / "compat_matrix" / "inventory.toml").absolute(),
+        inventory=(inventory or folder / "inventory.toml").absolute(),
         selection=_selection(select, classes, shard),
         jobs=jobs,
         profile=profile,
         workers=workers,
         resume=resume,
+        data=folder,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     console = _console()

@@ -51,6 +51,7 @@ class RunConfig:
         reports: where runs are written.
         suite: folder of the property suite.
         inventory: the declared checks.
+        data: folder of matrix and expectations; None for ``compat_matrix`` itself.
         jobs: cells side by side.
         workers: pytest-xdist workers inside each cell.
         resume: go on with the newest interrupted run instead of starting one.
@@ -66,6 +67,7 @@ class RunConfig:
     profile: str
     workers: int = 0
     resume: bool = False
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def prepare(config: RunConfig, host: Mapping[str, str], now: dt.datetime) -> Pre
         UsageError: a file or the selection is wrong, or there is nothing to resume.
         InfrastructureError: uv, the interpreter, the subject's build or the report folder fails.
     """
-    data = config.root / "compat_matrix"
+    data = config.data or config.root / "compat_matrix"
     matrix = load_matrix(data / "matrix.toml")
     inventory = load_inventory(config.inventory)
     expectations = load_expectations(data / "expectations.toml")

@@ -69,6 +69,41 @@ def test_vision_language_model(subject, mode, wrap):
     assert torch.equal(output.log_probs, expected.log_probs)
 
 
+class _HandsAttributesOn(torch.nn.Module):
+    """Stands for PEFT's wrappers: asked for anything that it lacks, it answers for the model inside."""
+
+    def __init__(self, base_model):
+        super().__init__()
+        self.base_model = base_model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model, name)
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+@pytest.mark.needs("refusal")
+@MODES
+def test_a_wrapper_that_hands_its_attributes_on(subject, mode):
+    """It has all that makes a language model, and is none: unknown it is refused by name, as PEFT's it is seen through.
+
+    The real package is in tests/ecosystem.
+    """
+    inner, batch = build(Shape()), batch_for(97, 2, 6)
+    with pytest.raises(Exception, match=r"_HandsAttributesOn.*Next step:"):
+        subject.patch(_HandsAttributesOn(inner), mode)
+    as_peft = type("PeftModel", (_HandsAttributesOn,), {"__module__": "peft.peft_model", "__qualname__": "PeftModel"})
+    chain = as_peft(inner)
+    stock = stock_forward(inner, *batch.inputs, labels=batch.labels)
+    with patched(subject, chain, mode):
+        output = subject.call(chain, *batch.inputs, labels=batch.labels)
+    assert torch.allclose(output.log_probs, stock.log_probs, atol=1e-10)
+
+
 @MODES
 def test_compiled_decoder(subject, mode):
     """P12: a compiled decoder under the patched forward computes the same."""

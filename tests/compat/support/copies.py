@@ -23,7 +23,8 @@ def _by_reference(thing):
 
 
 @contextlib.contextmanager
-def _groups_by_reference():
+def groups_by_reference():
+    """For a block, copies of a model share its process groups."""
     copyreg.pickle(ProcessGroup, _by_reference)
     try:
         yield
@@ -34,7 +35,7 @@ def _groups_by_reference():
 
 def deep_copy(model):
     """``copy.deepcopy`` with process groups shared."""
-    with _groups_by_reference():
+    with groups_by_reference():
         return copy.deepcopy(model)
 
 

@@ -133,6 +133,17 @@ def test_an_expectation_for_a_cell_that_does_not_exist_is_red(project):
     assert run(project)[0].verdict is Verdict.BREAK
 
 
+def test_another_folder_of_data_has_cells_and_expectations_of_its_own(project):
+    """The ecosystem's few cells lie beside the matrix; the digest that a resumed run must match is that folder's."""
+    other = project / "compat_matrix" / "ecosystem"
+    other.mkdir()
+    for name in ("matrix.toml", "expectations.toml"):
+        (other / name).write_text((REAL / "ecosystem" / name).read_text(encoding="utf-8"), encoding="utf-8")
+    prepared = prepare(config(project, data=other, selection=Selection()), os.environ, NOW)
+    assert [cell.id for cell in prepared.cells] == ["0.17.1-peft", "0.19.2-peft"]
+    assert prepared.plan.inputs["matrix"] != prepare(config(project), os.environ, NOW).plan.inputs["matrix"]
+
+
 def interrupted(project, monkeypatch):
     """A run that is stopped while its second cell runs."""
 
