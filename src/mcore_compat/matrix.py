@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from mcore_compat import versions
 from mcore_compat.datafile import DataModel, LocatedError, load_model
 from mcore_compat.errors import MatrixError
+from mcore_compat.megatron_source import installable_source
 
 __all__ = ["Cell", "Matrix", "Mode", "ReasonedFlag", "ReasonedRequirement", "ReasonedVariable", "load_matrix"]
 
@@ -86,7 +87,8 @@ class CellFields(DataModel):
     Attributes:
         id: stable name, used for folders, selection and reports.
         megatron_core: the version asked for; a label where ``source`` is given.
-        source: what is installed instead of the release on the index: a wheel, a ``git+…`` URL or a folder.
+        source: what is installed instead of the release on the index: a wheel, an sdist, a folder or a ``git+…`` URL,
+            with or without ``megatron-core @`` before it; a relative path starts at the file's folder.
         contract_class: releases of one class have the same surface; pull requests run one cell of each.
         expected_mode: the installation that the subject must choose here by itself.
     """
@@ -107,6 +109,13 @@ class CellFields(DataModel):
     def _safe_id(cls, value: str) -> str:
         if not _CELL_ID.fullmatch(value):
             raise ValueError(f"`{value}` is no cell id | use lower-case letters, digits, dots, dashes, underscores")
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _installable(cls, value: str | None) -> str | None:
+        if value is not None:
+            installable_source(value, Path("/"))
         return value
 
     @model_validator(mode="after")
@@ -225,6 +234,12 @@ def load_matrix(path: Path) -> Matrix:
         MatrixError: the file is missing, is not TOML, or is not a valid matrix.
     """
     file = load_model(path, MatrixFile, MatrixError)
-    return Matrix(
-        requirements=file.defaults.requirements, cells=tuple(entry.completed(file.defaults) for entry in file.cell)
-    )
+    cells = (entry.completed(file.defaults) for entry in file.cell)
+    return Matrix(requirements=file.defaults.requirements, cells=tuple(_placed(cell, path.parent) for cell in cells))
+
+
+def _placed(cell: Cell, folder: Path) -> Cell:
+    """The cell with its source in the installer's form."""
+    if cell.source is None:
+        return cell
+    return cell.model_copy(update={"source": installable_source(cell.source, folder)})

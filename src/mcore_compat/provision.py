@@ -23,6 +23,7 @@ from mcore_compat import probe
 from mcore_compat.environment import cell_environment
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.matrix import Cell
+from mcore_compat.megatron_source import local_path
 from mcore_compat.proof import Facts, problems
 from mcore_compat.recipe import Recipe, recipe_of
 from mcore_compat.subject import Subject
@@ -132,6 +133,13 @@ def _made(
     interpreter: Path,
     host: Mapping[str, str],
 ) -> Environment:
+    path = local_path(cell.source) if cell.source is not None else None
+    if path is not None and not path.exists():
+        raise _Refused(
+            Verdict.UNRESOLVABLE,
+            f"the cell's source {path.name} is not there",
+            f"Put it there, or correct `source` of cell {cell.id}.",
+        )
     recipe = recipe_of(cell, common)
     state = _remembered(folder)
     reusable = cell.source is None or recipe.source_digest is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from mcore_compat.matrix import Cell
+from mcore_compat.megatron_source import local_path
 
 __all__ = ["Recipe", "recipe_of"]
 
@@ -49,11 +49,14 @@ def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
         common: what every cell's suite needs.
     """
     own = (f"torch=={cell.torch}", cell.megatron_requirement, *(item.spec for item in cell.requirements))
-    wheel = Path(cell.source) if cell.source is not None and cell.source.endswith(".whl") else None
+    path = local_path(cell.source) if cell.source is not None else None
+    wheel = path if path is not None and path.suffix == ".whl" else None
+    # A wheel elsewhere is not built either; its content is not known here, so its environment is never reused.
+    is_wheel = cell.source is not None and cell.source.endswith(".whl")
     return Recipe(
         python=cell.python,
         requirements=tuple(sorted({*own, *common})),
         constraints=tuple(sorted({item.spec for item in cell.constraints})),
-        build_megatron=cell.builds_megatron and wheel is None,
+        build_megatron=cell.builds_megatron and not is_wheel,
         source_digest=hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else None,
     )
