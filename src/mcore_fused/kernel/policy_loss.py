@@ -310,7 +310,7 @@ class _Fold:
         count = self.counted.sum().to(exact)
         self.share = 1 / count if plan.denominator is None else torch.full_like(count, 1 / plan.denominator)
         self.count = count
-        self.grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs[0] else None
+        self.grad_hidden: Tensor | None = None
         self.grad_weight: Tensor | None = None
 
     def run(self) -> tuple[Tensor, ...]:
@@ -321,14 +321,22 @@ class _Fold:
         done = [self._chunk(first, end, shard, real_rows) for first, end in pieces]
         if self.grad_weight is not None:
             self.grad_weight = self.grad_weight.to(self.weight.dtype)
-        log_probs, entropy, *rest = (
-            column[0] if len(column) == 1 else torch.cat(column) for column in zip(*done, strict=True)
+        log_probs, entropy, loss, kl, clipped = (_joined(column) for column in zip(*done, strict=True))
+        assert log_probs is not None
+        assert entropy is not None
+        return (
+            self._total(loss) * self.share,
+            log_probs,
+            entropy,
+            self._total(kl) / self.count,
+            self._total(clipped) / self.count,
         )
-        # at ignored tokens the caller's values may be anything
-        loss, kl, clipped = torch.where(self.counted, torch.stack(rest), 0.0).sum(1).unbind()
-        return (loss * self.share, log_probs, entropy, kl / self.count, clipped / self.count)
 
-    def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor, ...]:
+    def _total(self, values: Tensor | None) -> Tensor:
+        # at ignored tokens the caller's values may be anything
+        return self.count.new_zeros(()) if values is None else torch.where(self.counted, values, 0.0).sum()
+
+    def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor | None, ...]:
         plan = self.plan
         scale = self.logit_scale[first:end] if isinstance(self.logit_scale, Tensor) else self.logit_scale
         problem = Problem(self.hidden[first:end], self.weight, scale, real_rows, plan.ignore_index, plan.group)
@@ -346,14 +354,8 @@ class _Fold:
             bonus = plan.policy.entropy_coefficient
             by_entropy = (self.share * -bonus).expand(end - first) if bonus else None
             self._products(problem, outcome, (token.by_log_prob * self.share, by_entropy), first, end)
-        zero = torch.zeros_like(token.loss)
-        return (
-            outcome.log_probs,
-            outcome.entropy,
-            token.loss,
-            zero if token.kl is None else token.kl,
-            zero if token.clipped is None else token.clipped.to(zero.dtype),
-        )
+        clipped = None if token.clipped is None else token.clipped.to(token.loss.dtype)
+        return (outcome.log_probs, outcome.entropy, token.loss, token.kl, clipped)
 
     def _products(
         self, problem: Problem, outcome: Any, upstream: tuple[Tensor | None, ...], first: int, end: int
@@ -372,5 +374,19 @@ class _Fold:
             weight_total=self.grad_weight,
             weight_grad_dtype=self.plan.weight_grad_dtype,
         )
-        if self.grad_hidden is not None:
-            self.grad_hidden[first:end] = grad_hidden
+        if grad_hidden is None:
+            return
+        if grad_hidden.shape == self.hidden.shape:  # one chunk: no copy
+            self.grad_hidden = grad_hidden
+            return
+        if self.grad_hidden is None:
+            self.grad_hidden = torch.empty_like(self.hidden, memory_format=torch.contiguous_format)
+        self.grad_hidden[first:end] = grad_hidden
+
+
+def _joined(pieces: tuple[Tensor | None, ...]) -> Tensor | None:
+    """The chunks' values of one kind, which are all there or all absent."""
+    present = [piece for piece in pieces if piece is not None]
+    if not present:
+        return None
+    return present[0] if len(present) == 1 else torch.cat(present)
