@@ -88,7 +88,8 @@ def as_text(comparison: Comparison, *, everything: bool = False) -> str:
     chosen = _selected(comparison.findings, everything)
     for finding in chosen:
         lines += ["", f"[{_mark(finding)}] {finding.sentence}"]
-        witness = "has a witness, which the gate runs" if finding.rule.witness else "has no witness"
+        none = f"no witness: {finding.rule.unwitnessed}"
+        witness = "has a witness, which the gate runs" if finding.rule.witness else none
         lines.append(f"    rule {finding.rule.id} ({finding.rule.direction} {finding.item}; {witness})")
         if finding.where:
             lines.append(f"    at {finding.where}")

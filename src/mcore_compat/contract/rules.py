@@ -70,6 +70,7 @@ class Rule(DataModel):
     link: Annotated[str, Field(pattern=r"^https://")]
     consequence: Annotated[dict[str, Text], Field(min_length=1)]
     witness: Witness | None = None
+    unwitnessed: Annotated[Text | None, Field(description="why there is no witness")] = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -78,6 +79,8 @@ class Rule(DataModel):
         unknown = sorted(set(self.consequence) - set(MODES))
         if unknown:
             raise ValueError(f"unknown mode {unknown[0]!r} in consequence | use {', '.join(MODES)}")
+        if (self.witness is None) is (self.unwitnessed is None):
+            raise ValueError("a rule has a witness, or says in `unwitnessed` why none | give one of them")
         if set(re.findall(r"\{(\w*)\}", self.meaning)) - {"detail", "item"}:
             raise ValueError("meaning may only hold {detail} and {item} | double other braces")
         return self

@@ -43,16 +43,19 @@ class Logits:
         raise TypeError(f"logits were given to {func}")
 
 
-def walk_head(owner: type, *, processor: Callable[..., Any] | None = None, **config: Any) -> Standin:
+def walk_head(
+    owner: type, *, processor: Callable[..., Any] | None = None, post_process: bool = True, **config: Any
+) -> Standin:
     """Call the class's own forward with labels; report what reached the head, the hook and the loss.
 
     Args:
         owner: the model class.
         processor: passed as ``output_processor`` where given.
+        post_process: whether this is the stage that has the head.
         config: options that are on.
     """
-    seen = Standin(order=[])
     hidden = torch.zeros(2, 1, 4)
+    seen = Standin(order=[], hidden=hidden)
     tokens = torch.zeros(1, 2, dtype=torch.long)
     labels = tokens.clone()
 
@@ -76,7 +79,7 @@ def walk_head(owner: type, *, processor: Callable[..., Any] | None = None, **con
     model = Standin(
         config=Standin(**options),
         pre_process=True,
-        post_process=True,
+        post_process=post_process,
         training=True,
         decoder=lambda *_, **__: hidden,
         embedding=Standin(),

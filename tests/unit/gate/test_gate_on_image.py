@@ -16,11 +16,13 @@ from mcore_compat.contract.candidate import parse_candidate
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.errors import UsageError
 from mcore_compat.gate import image as gate_image
+from mcore_compat.gate import steps as gate_steps
 from mcore_compat.gate.decide import decide
 from mcore_compat.gate.image import carried, run_gate_on_image
 from mcore_compat.gate.model import GateFinding, Tier
 from mcore_compat.gate.run import _run_of
 from mcore_compat.gate.sides import paired_cells, read_sides
+from mcore_compat.gate.witness import Outcome
 from mcore_compat.image_run import LaneConfig
 from mcore_compat.plan import Selection
 from mcore_compat.report import Report, SubjectInfo
@@ -104,6 +106,7 @@ def _judged(monkeypatch, tmp_path, *runs, rerun=True):
         return _report(*left.pop(0)), SimpleNamespace(cell=lambda name: tmp_path / name)
 
     monkeypatch.setattr(gate_image, "run_lane", run_lane)
+    monkeypatch.setattr(gate_steps, "run_witnesses", lambda lines, *_: [Outcome("pass") for _ in lines])
     config = LaneConfig(
         root=ROOT, suite=tmp_path, inventory=tmp_path, work=tmp_path, reports=tmp_path, cells=(), jobs=1,
         profile="gpu", limit_s=60, commit=None, variables={},
@@ -118,7 +121,7 @@ def test_both_green_on_the_gpu_says_that_the_cpu_cells_are_another_s(monkeypatch
     assert asked == [("0.18.2", "0.19.2")]
     assert gate.verdict is Verdict.OK
     assert "GPU cells only" in gate.reason
-    assert {tier.name: tier.ran for tier in gate.tiers} == {"static": True, "cpu": False, "witness": False, "gpu": True}
+    assert {tier.name: tier.ran for tier in gate.tiers} == {"static": True, "cpu": False, "witness": True, "gpu": True}
 
 
 def test_a_failure_on_the_gpu_is_run_again_and_breaks(monkeypatch, tmp_path):
