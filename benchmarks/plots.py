@@ -143,9 +143,15 @@ def accuracy_table(rows: list[Row]) -> str:
 def facts(rows: list[Row]) -> str:
     first = next(r for r in rows if r["gpu"])
     versions = sorted({f"{r['provider']} {r['version']}" for r in rows if r.get("version")})
-    failed = [f"{r['provider']} at {r['n']} x {r['h']} x {r['v']}: {r['note']}" for r in rows if r["mode"] == "failed"]
+    failed = {}
+    for row in rows:
+        if row["mode"] == "failed":
+            note = re.sub(r" at 0x[0-9a-f]+", "", row["note"])
+            failed.setdefault(f"{row['provider']}: {note}", []).append(f"{row['n']} x {row['h']} x {row['v']}")
     text = f"{first['gpu']}, torch {first['torch']}, triton {first['triton']}, {first['date']}. {'; '.join(versions)}."
-    return text + (" Not measured: " + "; ".join(failed) if failed else "")
+    shapes = len({(row["n"], row["h"], row["v"]) for row in rows})
+    notes = [f"{note} (at {'every shape' if len(at) == shapes else ', '.join(at)})" for note, at in failed.items()]
+    return text + (f" Not measured: {'; '.join(notes)}." if notes else "")
 
 
 def main() -> None:
