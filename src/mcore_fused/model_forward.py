@@ -20,6 +20,7 @@ from mcore_fused.model_forward_heads import FusedHead, Head, StockHead
 from mcore_fused.model_forward_inputs import (
     Stage,
     accepts,
+    check_packs_by_itself,
     checked_keywords,
     multi_modal_keywords,
     padded_rows,
@@ -170,6 +171,7 @@ def _padded(head: Head, vision_model: bool) -> PaddedForward:
         stage = read_stage(model)
         layout = PackingLayout.from_mask(attention_mask, stage.settings)
         if vision_model:
+            check_packs_by_itself(stage.chain)
             tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": None}
         else:
             tokens = _packed_tokens(layout, input_ids, position_ids_for(stage, layout, position_ids))
@@ -199,6 +201,7 @@ def _no_padding(head: Head, vision_model: bool) -> NoPaddingForward:
         )
         layout = PackingLayout.from_nested(input_ids, stage.settings)
         if vision_model:
+            check_packs_by_itself(stage.chain)
             ids, mask = padded_rows(layout, input_ids, pad_token_id)
             tokens = {"input_ids": ids, "attention_mask": mask, "position_ids": None}
         else:
@@ -244,8 +247,10 @@ def _run(
     if labels is None:
         hidden: torch.Tensor = model(**checked_keywords(stage.chain, keywords))
         return hidden
-    if getattr(stage.chain.model.config, "mtp_num_layers", None) and accepts(stage.chain, "loss_mask"):
+    trains_mtp = getattr(stage.chain.model.config, "mtp_num_layers", None)
+    if (trains_mtp or not stage.chain.transparent) and accepts(stage.chain, "loss_mask"):
         # The MTP loss averages over its loss mask; without one, padding and ignored labels would train it.
+        # An outer model that rewrites labels rewrites the mask with them: LLaVAModel does not run without.
         keywords["loss_mask"] = (labels != IGNORE_INDEX).to(torch.float32)
     output = head(model, checked_keywords(stage.chain, keywords), labels, packed_temperature)
     group = stage.groups.cp_group

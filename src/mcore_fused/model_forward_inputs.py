@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mcore_fused.errors import CallArgumentError, CallTypeError, UnsupportedConfigError, qualified_name
+from mcore_fused.errors import (
+    CallArgumentError,
+    CallTypeError,
+    UnsupportedConfigError,
+    UnsupportedModelError,
+    qualified_name,
+)
 from mcore_fused.packing import (
     ContextParallelLayout,
     PackingLayout,
@@ -23,6 +29,7 @@ from mcore_fused.unwrap import WrapperChain, unwrap_chain
 __all__ = [
     "Stage",
     "accepts",
+    "check_packs_by_itself",
     "checked_keywords",
     "multi_modal_keywords",
     "padded_rows",
@@ -32,6 +39,8 @@ __all__ = [
 
 # Keys that data loaders put among the multi-modal inputs for their own bookkeeping; no model reads them.
 _NOT_MODEL_INPUTS = frozenset({"images_seqlens"})
+# Vision-language models that put image embeddings in place of their marks and pack nothing: packed ids are theirs.
+_TAKES_PACKED_IDS = frozenset({"megatron.core.models.multimodal.llava_model.LLaVAModel"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +103,20 @@ def _fp8_recipe(config: Any) -> str | None:
         return None
     recipe = getattr(config, "fp8_recipe", "delayed")
     return str(getattr(recipe, "value", recipe))
+
+
+def check_packs_by_itself(chain: WrapperChain) -> None:
+    """Refuse to hand a padded batch to a model that would take it for a packed one.
+
+    Raises:
+        UnsupportedModelError: a wrapper of the chain is known to pack nothing.
+    """
+    for module in chain.wrappers:
+        if any(qualified_name(kind) in _TAKES_PACKED_IDS for kind in type(module).__mro__):
+            raise UnsupportedModelError(
+                f"{qualified_name(module)} does not pack its batch, as models for vision_model=True do.",
+                "use vision_model=False: ids are packed first, each image's mark giving one position to its embedding.",
+            )
 
 
 def accepts(chain: WrapperChain, keyword: str) -> bool:
