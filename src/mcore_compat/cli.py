@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from mcore_compat import collecting, gate_cli, render_markdown, render_terminal
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT, choose_subject
 from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.contract.rules import Rule
 from mcore_compat.datafile import schema_text, stale_schemas
@@ -54,6 +55,8 @@ Classes = Annotated[bool, typer.Option("--classes", help="One cell of each contr
 ShardText = Annotated[str | None, typer.Option("--shard", help="Part i of n, as i/n.")]
 Root = Annotated[Path | None, typer.Option("--root", help="The project's root; default: found upwards from here.")]
 
+SubjectText = gate_cli.SubjectText
+
 
 @app.command()
 def run(
@@ -71,9 +74,11 @@ def run(
     data: Annotated[
         Path | None, typer.Option(help="Folder of matrix and expectations; default: compat_matrix.")
     ] = None,
+    subject: SubjectText = DEFAULT_SUBJECT,
     root: Root = None,
 ) -> None:
     """Judge the selected cells and report: exit code 0 green, 1 break, 2 usage, 3 could not judge."""
+    chosen = choose_subject(subject)
     home = _root(root)
     folder = (data or home / "compat_matrix").absolute()
     config = RunConfig(
@@ -87,6 +92,7 @@ def run(
         profile=profile,
         workers=workers,
         resume=resume,
+        subject=chosen,
         data=folder,
     )
     signal.signal(signal.SIGTERM, _interrupt)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable
 
 from mcore_compat import versions
+from mcore_compat.chosen_subject import BUILT_IN, ChosenSubject
 from mcore_compat.expectations import Expectation
 from mcore_compat.inventory import Inventory, check_of
 from mcore_compat.matrix import Cell
@@ -23,6 +24,7 @@ __all__ = [
     "excused",
     "found",
     "fulfils",
+    "not_applicable",
     "of_checks",
     "of_completeness",
     "of_environment",
@@ -30,6 +32,7 @@ __all__ = [
     "of_inventory",
     "of_mode",
     "of_stale",
+    "of_subject",
 ]
 
 _SHOWN = 4
@@ -95,8 +98,48 @@ def of_stale(
         yield found(Verdict.BREAK, "expectation-stale", message, step, entry.check)
 
 
-def of_mode(cell: Cell, run: SuiteRun) -> Iterable[Finding]:
+def _claims(run: SuiteRun, subject: ChosenSubject, *any_of: str) -> bool:
+    """Whether the subject promises one of these; this project's own library promises everything."""
+    said = run.facts.capabilities if run.facts is not None else None
+    return subject.is_ours or said is None or bool(said & set(any_of))
+
+
+def not_applicable(run: SuiteRun, subject: ChosenSubject) -> frozenset[str]:
+    """Checks that are about what the subject says it has not; none for this project's own library."""
+    facts = run.facts
+    if subject.is_ours or facts is None or facts.capabilities is None:
+        return frozenset()
+    lacking = facts.lacks.keys() - facts.capabilities
+    return frozenset(check for check, about in facts.not_applicable.items() if about and lacking >= set(about))
+
+
+def of_subject(run: SuiteRun, subject: ChosenSubject, declared: frozenset[str]) -> Iterable[Finding]:
+    """The suite must have judged what it was told to; what does not apply to another subject is told, not counted."""
+    facts = run.facts
+    if facts is None:
+        return
+    if subject.variable in BUILT_IN and facts.subject != subject.variable:
+        yield found(
+            Verdict.UNPROVEN,
+            "wrong-subject",
+            f"the suite judged {facts.subject}, not {subject.name}",
+            "Read the cell's output.log; the suite must load what MCORE_COMPAT_SUBJECT names.",
+        )
+    left_out = not_applicable(run, subject) & declared
+    for capability, consequence in sorted(facts.lacks.items()):
+        about = sum(capability in facts.not_applicable[check] for check in left_out)
+        if about:
+            yield Finding(
+                kind="not-applicable",
+                message=f"{subject.name} has no `{capability}`: {consequence}; {about} declared checks are about it",
+                next_step="Nothing, if the subject is meant to be without it.",
+            )
+
+
+def of_mode(cell: Cell, run: SuiteRun, subject: ChosenSubject) -> Iterable[Finding]:
     """The subject must have chosen the expected mode by itself."""
+    if not _claims(run, subject, "mode"):
+        return
     if run.facts is not None and run.facts.mode is not None and run.facts.mode != cell.expected_mode:
         yield found(
             Verdict.BREAK,
@@ -189,8 +232,12 @@ def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expe
         )
 
 
-def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory) -> Iterable[Finding]:
-    """What was promised must have been seen, by the counters and by the plugin."""
+def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: ChosenSubject) -> Iterable[Finding]:
+    """What was promised must have been seen, by the counters and by the plugin.
+
+    A subject that patches nothing promises no fusion, and has none to show; one that patches but counts nothing proves
+    nothing.
+    """
 
     def unproven(message: str) -> Finding:
         step = "Something switched the fused path off, or the suite never reached it; a green run needs to see it run."
@@ -198,16 +245,15 @@ def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory) -> Iterable[Fin
 
     if run.facts is not None:
         zero = [name for name in inventory.evidence.required(cell) if getattr(run.facts.evidence, name) == 0]
-        if zero:
+        if zero and _claims(run, subject, "patch", "evidence", "kernel"):
             yield unproven(f"nothing was counted for {', '.join(zero)}")
-        if run.facts.mode is None:
+        if run.facts.mode is None and _claims(run, subject, "mode"):
             yield unproven("the suite does not say which mode was used")
         if cell.lane == "gpu" and run.facts.device.lower() == "cpu":
             yield unproven("a GPU cell ran on the CPU")
     if not any(origins.modules.get("megatron", 0) for origins in run.origins):
         yield unproven("no process of the suite imported megatron")
-    ours = run.facts is None or run.facts.subject == "mcore_fused"
-    if ours and run.origins and not any(origins.modules.get("mcore_fused", 0) for origins in run.origins):
+    if subject.is_ours and run.origins and not any(origins.modules.get("mcore_fused", 0) for origins in run.origins):
         yield unproven("no process of the suite imported the subject")
 
 

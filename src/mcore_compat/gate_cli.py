@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from mcore_compat.bisect_cli import bisect
+from mcore_compat.chosen_subject import BUILT_IN, DEFAULT_SUBJECT, choose_subject
 from mcore_compat.contract import cli as contract_cli
 from mcore_compat.gate import render
 from mcore_compat.gate.run import GateConfig, run_gate
@@ -27,7 +28,11 @@ from mcore_compat.session import RunConfig
 from mcore_compat.store import RunFolder
 from mcore_compat.verdicts import exit_code
 
-__all__ = ["gate", "register"]
+__all__ = ["SubjectText", "gate", "register"]
+
+SubjectText = Annotated[
+    str, typer.Option("--subject", help=f"What is judged: {', '.join(BUILT_IN)}, file.py:Class or module:Class.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,9 +58,11 @@ def gate(
     report_dir: Annotated[Path | None, typer.Option(help="Where runs are written; default: reports/.")] = None,
     cells_dir: Annotated[Path | None, typer.Option(help="Where environments live; default: .cells/.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print notes too.")] = False,
+    subject: SubjectText = DEFAULT_SUBJECT,
     root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
 ) -> None:
     """May we upgrade to this megatron-core? Exit code 0 yes, 1 no, 2 usage, 3 could not judge."""
+    chosen = choose_subject(subject)
     data = contract_cli.data_folder(root)
     home = data.parent
     if newest:
@@ -74,6 +81,7 @@ def gate(
             jobs=jobs,
             profile=profile,
             workers=workers,
+            subject=chosen,
         ),
         static_only=static,
         rerun=rerun,

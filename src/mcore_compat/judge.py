@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Iterable
 
 from mcore_compat import complaints
+from mcore_compat.chosen_subject import OURS, ChosenSubject
 from mcore_compat.complaints import excused, found, fulfils
 from mcore_compat.expectations import Expectation, Expectations
 from mcore_compat.inventory import Inventory
@@ -33,6 +34,7 @@ def judge_cell(
     expectations: Expectations,
     today: dt.date,
     drift: tuple[Finding, ...] = (),
+    subject: ChosenSubject = OURS,
 ) -> CellResult:
     """The verdict of one cell.
 
@@ -44,24 +46,29 @@ def judge_cell(
         expectations: declared exceptions.
         today: decides which of them have expired.
         drift: what the static contract found to have moved; it makes a green cell ``drift``.
+        subject: what the suite was told to judge. Only another one than this project's own may lack capabilities: the
+            checks about them do not apply, and it is told which and why.
     """
     declared = inventory.declared(cell)
     if provisioned.environment is None or run is None:
         return _not_run(cell, provisioned, len(declared))
     exceptions = expectations.of(cell)
+    declared -= complaints.not_applicable(run, subject)
     findings = [
         *complaints.of_environment(cell, provisioned.environment.facts, run),
         *complaints.of_checks(cell, run, exceptions),
         *complaints.of_stale(run, exceptions, declared, today),
-        *complaints.of_mode(cell, run),
+        *complaints.of_subject(run, subject, inventory.declared(cell)),
+        *complaints.of_mode(cell, run, subject),
         *complaints.of_completeness(run),
         *complaints.of_inventory(run, declared, exceptions),
-        *complaints.of_evidence(cell, run, inventory),
+        *complaints.of_evidence(cell, run, inventory, subject),
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),
     ]
     verdict = next((v for v in _ORDER if any(finding.verdict is v for finding in findings)), Verdict.OK)
     deciding = [finding for finding in findings if finding.verdict is verdict]
-    return _result(cell, provisioned, run, declared, exceptions).model_copy(
+    left_out = len(inventory.declared(cell)) - len(declared)
+    return _result(cell, provisioned, run, declared, exceptions, left_out).model_copy(
         update={
             "verdict": verdict,
             "reason": _reason(deciding),
@@ -124,6 +131,7 @@ def _result(
     run: SuiteRun,
     declared: frozenset[str],
     exceptions: tuple[Expectation, ...],
+    left_out: int,
 ) -> CellResult:
     assert provisioned.environment is not None
     proved, facts = provisioned.environment.facts, run.facts
@@ -150,7 +158,7 @@ def _result(
         mode=facts.mode if facts else None,
         expected_mode=cell.expected_mode,
         verdict=Verdict.UNPROVEN,
-        checks=CheckCounts(planned=len(declared), **counts),
+        checks=CheckCounts(planned=len(declared), not_applicable=left_out, **counts),
         evidence=facts.evidence if facts else Evidence(),
         seconds=Seconds(
             provision=round(provisioned.seconds, 1),

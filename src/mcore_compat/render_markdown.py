@@ -19,13 +19,11 @@ _LIMIT = 60_000
 def render(report: Report) -> str:
     """The whole report; causes that do not fit are counted, not cut in the middle."""
     head = [
-        f"# {report.verdict.value}: megatron-core compatibility",
+        f"# {report.verdict.value}: megatron-core compatibility of {report.subject.judged}",
         "",
         f"{summary_line(report)}.",
         "",
-        f"Subject {report.subject.name} {report.subject.version}"
-        + (f" at `{report.subject.commit}`" if report.subject.commit else "")
-        + f", profile `{report.profile}`, run `{report.run_id}`, started {report.started}.",
+        f"Subject: {report.subject.title}; profile `{report.profile}`, run `{report.run_id}`, from {report.started}.",
         "",
         table(report.cells),
     ]

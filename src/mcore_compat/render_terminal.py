@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcore_compat.causes import Cause, causes
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.report import CellResult, Report
 from mcore_compat.verdicts import Verdict
 
@@ -42,9 +43,13 @@ def summary_line(report: Report) -> str:
     passed = sum(cell.checks.passed for cell in report.cells)
     planned = sum(cell.checks.planned for cell in report.cells)
     minutes, seconds = divmod(round(report.seconds), 60)
+    other = "" if report.subject.judged == DEFAULT_SUBJECT else f"subject {report.subject.judged}, "
+    left_out = sum(cell.checks.not_applicable for cell in report.cells)
     return (
-        f"{report.verdict.value}: {len(report.planned)} cells ({cells or 'none judged'}), "
-        f"{passed} of {planned} checks passed, {minutes} min {seconds:02d} s"
+        f"{report.verdict.value}: {other}{len(report.planned)} cells ({cells or 'none judged'}), "
+        f"{passed} of {planned} checks passed, "
+        + (f"{left_out} do not apply, " if left_out else "")
+        + f"{minutes} min {seconds:02d} s"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = [
@@ -47,12 +48,18 @@ class MegatronCore(_Record):
 
 
 class CheckCounts(_Record):
-    """Checks of a cell; their cases count together."""
+    """Checks of a cell; their cases count together.
+
+    Attributes:
+        planned: declared for this cell, less those that do not apply.
+        not_applicable: declared, but about something that the subject says it has not.
+    """
 
     planned: int = 0
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    not_applicable: int = 0
 
 
 class Evidence(_Record):
@@ -126,12 +133,27 @@ class CellResult(_Record):
 
 
 class SubjectInfo(_Record):
-    """The implementation under test."""
+    """The implementation under test, and the project that its suite and judge come from.
+
+    Attributes:
+        name: this project's distribution, as installed in every cell.
+        version: of it.
+        sha256: of its wheel.
+        commit: of its checkout.
+        judged: which implementation the suite judged; the distribution's own library unless another was asked for.
+    """
 
     name: str
     version: str
     sha256: str
     commit: str | None = None
+    judged: str = DEFAULT_SUBJECT
+
+    @property
+    def title(self) -> str:
+        """In words: what was judged, and from which version."""
+        version = f"{self.name} {self.version}" + (f" at {self.commit}" if self.commit else "")
+        return f"{self.judged}, {'of' if self.judged == DEFAULT_SUBJECT else 'judged by'} {version}"
 
 
 class Report(_Record):

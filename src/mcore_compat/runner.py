@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcore_compat.chosen_subject import OURS, ChosenSubject
 from mcore_compat.environment import cell_environment
 from mcore_compat.matrix import Cell
 from mcore_compat.process import Finished, run_logged
@@ -31,12 +32,14 @@ class SuiteOptions:
         profile: the Hypothesis profile.
         workers: pytest-xdist workers inside a cell; 0: none.
         collect_only: say what would run, and run nothing.
+        subject: what the suite judges.
     """
 
     suite: Path
     profile: str
     workers: int = 0
     collect_only: bool = False
+    subject: ChosenSubject = OURS
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def run_suite(
         extra = {
             "MCORE_COMPAT_CELL_OUT": str(out),
             "MCORE_COMPAT_CELL_ID": cell.id,
+            "MCORE_COMPAT_SUBJECT": options.subject.variable,
             "HYPOTHESIS_PROFILE": options.profile,
             # Examples that failed once are kept with the cell and tried first by profiles that use a database.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(environment.home / "hypothesis"),

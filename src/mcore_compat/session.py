@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mcore_compat.chosen_subject import OURS, ChosenSubject
 from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.expectations import Expectations, load_expectations
@@ -55,6 +56,7 @@ class RunConfig:
         jobs: cells side by side.
         workers: pytest-xdist workers inside each cell.
         resume: go on with the newest interrupted run instead of starting one.
+        subject: the implementation that the suite judges.
     """
 
     root: Path
@@ -67,6 +69,7 @@ class RunConfig:
     profile: str
     workers: int = 0
     resume: bool = False
+    subject: ChosenSubject = OURS
     data: Path | None = None
 
 
@@ -109,6 +112,7 @@ def prepare(config: RunConfig, host: Mapping[str, str], now: dt.datetime) -> Pre
     subject = build_subject(config.root, config.cells / ".subject", uv)
     inputs = {
         "subject": subject.sha256,
+        "judged": config.subject.digest,
         "suite": _digest_of_tree(config.suite),
         "matrix": _digest(data / "matrix.toml"),
         "inventory": _digest(config.inventory),
@@ -191,7 +195,13 @@ def _report(run: Prepared, finished: Mapping[str, CellResult], seconds: float) -
         started=run.plan.started,
         seconds=round(seconds, 1),
         verdict=worst(verdicts),
-        subject=SubjectInfo(name=subject.name, version=subject.version, sha256=subject.sha256, commit=subject.commit),
+        subject=SubjectInfo(
+            name=subject.name,
+            version=subject.version,
+            sha256=subject.sha256,
+            commit=subject.commit,
+            judged=run.config.subject.name,
+        ),
         suite_sha256=run.plan.inputs["suite"],
         profile=run.plan.profile,
         planned=run.plan.planned,
@@ -219,7 +229,7 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
             if environment is not None and not cancel.is_set():
                 how = "reused" if environment.reused else "made"
                 display.phase(cell.id, f"environment {how} and proved in {provisioned.seconds:.1f} s, suite started")
-                options = SuiteOptions(config.suite, run.plan.profile, config.workers)
+                options = SuiteOptions(config.suite, run.plan.profile, config.workers, subject=config.subject)
                 suite = run_suite(
                     cell, environment, options, out, run.host, cancel, lambda count: display.cases(cell.id, count)
                 )
@@ -237,7 +247,10 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
     if interrupted or (suite is not None and suite.finished.cancelled):
         return None
     today = dt.datetime.now(dt.UTC).date()
-    result = run.folder.save_result(judge_cell(cell, provisioned, suite, run.inventory, run.expectations, today))
+    judged = judge_cell(
+        cell, provisioned, suite, run.inventory, run.expectations, today, subject=config.subject
+    )  # fmt: skip
+    result = run.folder.save_result(judged)
     display.done(result)
     return result
 

@@ -38,6 +38,9 @@ class SuiteFacts(_Fact):
     Attributes:
         collected: node ids; at the start already.
         complete: the session came to its end.
+        capabilities: what the subject says it has; None where the suite does not say.
+        lacks: what it has not, each with the consequence in words.
+        not_applicable: checks that were left out for it, each with the capabilities that they are about.
     """
 
     megatron_core: SuiteMegatron
@@ -52,6 +55,9 @@ class SuiteFacts(_Fact):
     collected: tuple[str, ...] = ()
     seconds: SuiteSeconds = SuiteSeconds()
     complete: bool = False
+    capabilities: frozenset[str] | None = None
+    lacks: dict[str, str] = {}
+    not_applicable: dict[str, tuple[str, ...]] = {}
 
 
 class Origins(_Fact):
@@ -105,5 +111,6 @@ def _merged(found: list[SuiteFacts]) -> SuiteFacts:
                 imports=max(facts.seconds.imports for facts in found), suite=max(facts.seconds.suite for facts in found)
             ),
             "complete": all(facts.complete for facts in found),
+            "not_applicable": {check: lacking for facts in found for check, lacking in facts.not_applicable.items()},
         }
     )

@@ -25,10 +25,11 @@ with warnings.catch_warnings():
     from megatron.core.models.gpt.gpt_model import GPTModel
     from support import process_group
     from support.models import features, release_mode
-from support.subject import load_subject  # noqa: E402
+from support.subject import CAPABILITIES, load_subject  # noqa: E402
 
 _import_seconds = time.monotonic() - _started
 _SUBJECT = load_subject()
+_NOT_APPLICABLE = pytest.StashKey()
 
 _common = {
     "deadline": None,
@@ -51,12 +52,16 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Drop what the subject or the release does not have; the inventory knows what must remain."""
     here = features()
-    kept, dropped = [], []
+    kept, dropped, lacking = [], [], {}
     for item in items:
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         since = {name for mark in item.iter_markers("since") for name in mark.args}
         (kept if needs <= _SUBJECT.capabilities and since <= here else dropped).append(item)
+        if since <= here and needs - _SUBJECT.capabilities:
+            lacking[item.nodeid.split("[")[0]] = sorted(needs - _SUBJECT.capabilities)
     items[:] = kept
+    ran = {item.nodeid.split("[")[0] for item in kept}
+    config.stash[_NOT_APPLICABLE] = {check: names for check, names in lacking.items() if check not in ran}
     config.hook.pytest_deselected(items=dropped)
 
 
@@ -65,6 +70,7 @@ class _Facts:
 
     def __init__(self):
         self.collected = []
+        self.not_applicable = {}
         self.started = time.monotonic()
 
     def write(self, *, complete):
@@ -72,6 +78,9 @@ class _Facts:
             cell_facts.versions()
             | {
                 "subject": _SUBJECT.name,
+                "capabilities": sorted(_SUBJECT.capabilities),
+                "lacks": {name: why for name, why in CAPABILITIES.items() if name not in _SUBJECT.capabilities},
+                "not_applicable": self.not_applicable,
                 "mode": self.mode(),
                 "evidence": _SUBJECT.evidence(),
                 "collected": self.collected,
@@ -89,6 +98,7 @@ class _Facts:
 
     def pytest_collection_finish(self, session):
         self.collected = [item.nodeid for item in session.items]
+        self.not_applicable = session.config.stash[_NOT_APPLICABLE]
         self.write(complete=False)
 
     def pytest_sessionfinish(self, session):

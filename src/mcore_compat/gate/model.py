@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.report import CellResult
 from mcore_compat.verdicts import Verdict
 
@@ -90,6 +91,11 @@ class GateReport(_Record):
     tiers: tuple[Tier, ...]
     findings: tuple[GateFinding, ...]
     subject: dict[str, Any] = {}
+
+    @property
+    def judged(self) -> str:
+        """Which implementation the cells judged."""
+        return str(self.subject.get("judged", DEFAULT_SUBJECT))
 
     def of(self, state: State, *levels: Level) -> tuple[GateFinding, ...]:
         """Findings of a state, and of these levels where given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.gate.model import GateFinding, GateReport, Side
 from mcore_compat.gate.pairing import signature
 
@@ -63,6 +64,7 @@ def _witness(finding: GateFinding) -> str:
 def text(report: GateReport, *, everything: bool = False) -> str:
     """One screen for a terminal."""
     lines = [f"{report.verdict.value.upper()}: {report.reason}", f"next: {report.next_step}", ""]
+    lines += [f"subject    {report.judged}"] if report.judged != DEFAULT_SUBJECT else []
     lines += [f"baseline   {_labels(report.baseline)}", f"candidate  {_labels(report.candidate)}"]
     ran = ", ".join(f"{t.name} {t.seconds:.0f} s" if t.ran else f"{t.name} not run: {t.note}" for t in report.tiers)
     lines.append(f"tiers      {ran}")
@@ -96,6 +98,7 @@ def markdown(report: GateReport, *, budget: int = 60_000) -> str:
         "",
         f"**Next step:** {report.next_step}",
         "",
+        *([f"- subject: {report.judged}"] if report.judged != DEFAULT_SUBJECT else []),
         f"- baseline: {_labels(report.baseline)}",
         f"- candidate: {_labels(report.candidate)}",
         *(f"- {t.name}: {f'{t.seconds:.0f} s' if t.ran else f'not run, {t.note}'}" for t in report.tiers),

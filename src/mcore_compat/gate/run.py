@@ -66,6 +66,9 @@ def run_gate(
         tiers.append(Tier(name="cpu", ran=False, note="not asked for"))
     else:
         for lane in ("cpu", "gpu"):
+            if lane == "gpu" and not config.run.subject.is_ours:
+                tiers.append(Tier(name="gpu", ran=False, note="its suite judges this project's own library only"))
+                continue
             if lane == "gpu" and not _has_gpu():
                 tiers.append(Tier(name="gpu", ran=False, note="this host has no GPU"))
                 continue

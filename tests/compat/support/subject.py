@@ -1,28 +1,31 @@
 """The implementation under test, reached through a small protocol.
 
-``MCORE_COMPAT_SUBJECT`` names it: ``mcore_fused`` (default), ``stock``, or ``package.module:Class``. A third party
-adds one class. Every capability is optional; a check whose capability is missing is deselected and reported as
-such by the inventory, never counted as passed.
-
-capability  consequence of its absence
-call        nothing can be judged
-patch       no patch algebra (idempotence, residue, copies, foreign patches)
-mode        no mode detection
-legacy      no comparison of forced legacy mode with the hook
-kernel      no kernel properties
-refusal     no check that unsupported models are refused
-evidence    a green run is called unproven
-factories   no forward functions for padded and jagged micro-batches, no packing
-schedule_plan  no fused 1F1B schedule plans
-float64     numbers are compared in fp32 with its error bound
+``MCORE_COMPAT_SUBJECT`` names it: ``mcore_fused`` (default), ``stock``, ``path/to/file.py:Class`` or
+``package.module:Class``. A third party adds one class. Every capability but ``call`` is optional; a check whose
+capability is missing is deselected, and the report says so with the consequence; it never counts as passed.
 """
 
 import contextlib
 import importlib
+import importlib.util
 import os
 from typing import Any, Protocol
 
 import torch
+
+# Every capability, with the consequence of its absence.
+CAPABILITIES = {
+    "call": "nothing can be judged",
+    "patch": "no patch algebra (idempotence, residue, copies, foreign patches), no parallel ranks, no training",
+    "mode": "no mode detection, so the expected mode of a cell is not asked for",
+    "legacy": "no comparison of forced legacy mode with the hook, no futures",
+    "kernel": "no kernel properties",
+    "refusal": "no check that unsupported models and calls are refused",
+    "evidence": "nothing is counted; a subject that patches models is then called unproven",
+    "factories": "no forward functions for padded and jagged micro-batches, no packing",
+    "schedule_plan": "no fused 1F1B schedule plans",
+    "float64": "no numbers against the float64 reference",
+}
 
 
 class Output(Protocol):
@@ -58,9 +61,7 @@ class McoreFused:
     """This project's own library."""
 
     name = "mcore_fused"
-    capabilities = frozenset(
-        {"call", "patch", "mode", "legacy", "kernel", "refusal", "evidence", "float64", "factories", "schedule_plan"}
-    )
+    capabilities = frozenset(CAPABILITIES)
 
     def patch(self, model, mode="auto"):
         import mcore_fused
@@ -138,10 +139,24 @@ def load_subject() -> Subject:
         return McoreFused()
     if name == "stock":
         return Stock()
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(f"MCORE_COMPAT_SUBJECT={name!r}; allowed: mcore_fused, stock, package.module:Class")
-    return getattr(importlib.import_module(module), attribute)()
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        raise ValueError(f"MCORE_COMPAT_SUBJECT={name!r}; allowed: mcore_fused, stock, file.py:Class, module:Class")
+    found = getattr(_module(place), attribute)()
+    unknown = set(found.capabilities) - CAPABILITIES.keys()
+    if unknown or "call" not in found.capabilities:
+        raise ValueError(f"{name!r} has unknown capabilities {sorted(unknown)}, or no `call`; known: {[*CAPABILITIES]}")
+    return found
+
+
+def _module(place: str) -> Any:
+    """By name, or from a file."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location("subject_under_test", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

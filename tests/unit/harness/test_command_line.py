@@ -92,19 +92,27 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
 JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
 
 
+FAULTS = {"planted": 5, "caught": 5, "left_out": 0, "failing_controls": [], "kinds": {}}
+PASSED, FAILED, EXPECTED = [("passed", True)], [("failed", False)], [("failed", True)]
+ALL_PASSED = JUNIT.format(10, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
-    ("unit", "outcomes", "verdict", "line", "code"),
+    ("unit", "outcomes", "verdict", "faults", "line", "code"),
     [
-        (JUNIT.format(10, 0, 0, 1), [("passed", True)], "ok", "10 passed, 0 failed", 0),
-        (JUNIT.format(10, 1, 1, 0), [("passed", True)], "ok", "9 passed, 2 failed", 1),
-        (JUNIT.format(10, 0, 0, 0), [("failed", False)], "break", "10 passed, 1 failed", 1),
-        (JUNIT.format(10, 0, 0, 0), [("failed", True)], "ok", "10 passed, 0 failed", 0),
-        (JUNIT.format(10, 0, 0, 0), [("passed", True)], "unproven", "11 passed, 1 failed", 1),
-        (None, [("passed", True)], "ok", "1 passed, 1 failed", 1),
-        (JUNIT.format(10, 0, 0, 0), None, "ok", "10 passed, 1 failed", 1),
+        (JUNIT.format(10, 0, 0, 1), PASSED, "ok", FAULTS, "15 passed, 0 failed", 0),
+        (JUNIT.format(10, 1, 1, 0), PASSED, "ok", FAULTS, "14 passed, 2 failed", 1),
+        (ALL_PASSED, FAILED, "break", FAULTS, "15 passed, 1 failed", 1),
+        (ALL_PASSED, EXPECTED, "ok", FAULTS, "15 passed, 0 failed", 0),
+        (ALL_PASSED, PASSED, "unproven", FAULTS, "16 passed, 1 failed", 1),
+        (None, PASSED, "ok", FAULTS, "6 passed, 1 failed", 1),
+        (ALL_PASSED, None, "ok", FAULTS, "15 passed, 1 failed", 1),
+        (ALL_PASSED, PASSED, "ok", FAULTS | {"caught": 3}, "14 passed, 2 failed", 1),
+        (ALL_PASSED, PASSED, "ok", FAULTS | {"failing_controls": ["unit: test_a"]}, "16 passed, 1 failed", 1),
+        (ALL_PASSED, PASSED, "ok", None, "11 passed, 1 failed", 1),
     ],
 )
-def test_the_closing_line_counts_both_and_never_hides_a_red_cell(unit, outcomes, verdict, line, code, tmp_path):
+def test_the_closing_line_counts_all_and_never_hides_a_red_cell(unit, outcomes, verdict, faults, line, code, tmp_path):
     if unit is not None:
         (tmp_path / "unit.xml").write_text(unit, encoding="utf-8")
     if outcomes is not None:
@@ -112,6 +120,18 @@ def test_the_closing_line_counts_both_and_never_hides_a_red_cell(unit, outcomes,
         passed = sum(outcome == "passed" for outcome, _ in outcomes)
         cell = {"verdict": verdict, "checks": {"passed": passed}, "results": results}
         (tmp_path / "report.json").write_text(json.dumps({"cells": [cell]}), encoding="utf-8")
-    command = [sys.executable, ROOT / ".ci" / "tally.py", tmp_path / "unit.xml", tmp_path / "report.json"]
+    if faults is not None:
+        (tmp_path / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
+    files = [tmp_path / name for name in ("unit.xml", "report.json", "faults.json")]
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "tally.py", *files], check=False, capture_output=True, text=True
+    )
+    assert (done.stdout.splitlines()[-1:], done.returncode) == ([line], code)
+
+
+def test_faults_that_were_left_out_are_said_by_kind(tmp_path):
+    left = FAULTS | {"left_out": 8, "kinds": {"runs": {"left_out": 8}, "kernel": {"left_out": 0}}}
+    (tmp_path / "faults.json").write_text(json.dumps(left), encoding="utf-8")
+    command = [sys.executable, ROOT / ".ci" / "tally.py", "absent", "absent", tmp_path / "faults.json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == (line, code)
+    assert "faults left out: 8 runs" in done.stdout.splitlines()
