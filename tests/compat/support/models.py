@@ -201,6 +201,19 @@ def _hybrid_imports() -> bool:
     return "HAVE_TE" in Path(find_spec("megatron.core.extensions.transformer_engine").origin).read_text()
 
 
+def _has_megatron_fsdp() -> bool:
+    """Whether the release has Megatron-FSDP and it fits this torch: to 0.15 it reads a table that torch 2.11 lacks."""
+    from importlib.util import find_spec
+
+    from torch.distributed import device_mesh
+
+    spec = find_spec("megatron.core.distributed.fsdp")
+    if spec is None:
+        return False
+    meshes = (Path(spec.origin).parent / "src/megatron_fsdp/utils.py").read_text()
+    return "_get_root_mesh" in meshes or hasattr(device_mesh._mesh_resources, "child_to_root_mapping")
+
+
 def features() -> frozenset[str]:
     """What this release (or backport) has, found by looking, as names for the ``since`` marker."""
     found = {"mtp"} if HAS_MTP else set()
@@ -214,6 +227,8 @@ def features() -> frozenset[str]:
         found.add("hybrid")
     if hasattr(model_class(), "build_schedule_plan"):
         found.add("schedule_plan")
+    if _has_megatron_fsdp():
+        found.add("megatron_fsdp")
     return frozenset(found)
 
 

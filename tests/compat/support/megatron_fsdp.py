@@ -1,0 +1,111 @@
+"""Training under Megatron-FSDP, which shards parameters, gradients and optimiser state in buffers of its own."""
+
+import contextlib
+import importlib
+import re
+from types import SimpleNamespace
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+
+from .models import DEVICE, Shape, build
+from .sharded import MODES, batches, loss_of, mesh_of_this_device, outputs
+from .sharded_jobs import STEPS, whole_training
+from .subject import load_subject, patched
+
+_PACKAGE = "megatron.core.distributed.fsdp"
+_RATE = 1e-3
+
+
+def _rearrange(tensor, pattern, **sizes):
+    """``einops.rearrange`` as far as the adapter's meshes of ranks need it; einops is not a dependency of Megatron."""
+    left, right = pattern.split("->")
+    axes = re.findall(r"\w+", left)
+    if "(" in left:
+        tensor = tensor.reshape([sizes.get(axis, -1) for axis in axes])
+    at = {axis: place for place, axis in enumerate(axes)}
+    groups = [re.findall(r"\w+", group) for group in re.findall(r"\([^)]*\)|\w+", right)]
+    shape = [torch.Size(tensor.shape[at[axis]] for axis in group).numel() for group in groups]
+    return tensor.permute([at[axis] for group in groups for axis in group]).reshape(shape)
+
+
+@contextlib.contextmanager
+def _on_this_host(adapter):
+    """Einops where it is missing; on a CPU host a mesh of CPU ranks and a number for the current device."""
+    if not adapter.HAVE_EINOPS:
+        adapter.HAVE_EINOPS, adapter.einops = True, SimpleNamespace(rearrange=_rearrange)
+    current = torch.cuda.current_device
+    if DEVICE.type == "cpu":
+        torch.cuda.current_device = lambda: 0  # it is written into a device's name
+    try:
+        with mesh_of_this_device(adapter):
+            yield
+    finally:
+        torch.cuda.current_device = current
+
+
+def megatron_fsdp(model: torch.nn.Module, strategy: str) -> torch.nn.Module:
+    """Megatron's own wrapper around a model."""
+    adapter = importlib.import_module(f"{_PACKAGE}.mcore_fsdp_adapter")
+    config = DistributedDataParallelConfig(
+        use_megatron_fsdp=True,
+        use_distributed_optimizer=True,
+        data_parallel_sharding_strategy=strategy,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        check_for_nan_in_grad=False,
+        gradient_reduce_div_fusion=False,  # gloo cannot scale while it sums
+    )
+    with _on_this_host(adapter):
+        return adapter.FullyShardedDataParallel(model.config, config, model, device=DEVICE)
+
+
+def _local(tensor):
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _descend(chain):
+    with torch.no_grad():
+        for _, parameter in chain.param_and_grad_buffer.optimizer_named_parameters:
+            if parameter.grad is not None:
+                _local(parameter).sub_(_local(parameter.grad), alpha=_RATE)
+                parameter.grad = None
+    chain.module.install_optimized_model_weights()
+
+
+def _training(subject, shape, strategy, mode):
+    model = build(shape)
+    batch, chain, curve = batches(shape)[torch.distributed.get_rank()], megatron_fsdp(model, strategy), []
+    for _ in range(STEPS):
+        chain.zero_grad_buffer()
+        loss = loss_of(*outputs(subject, chain, model, batch, mode), batch.labels)
+        loss.backward()
+        chain.finish_grad_sync()
+        _descend(chain)
+        curve.append(loss.item())
+    return {"curve": curve}
+
+
+def megatron_fsdp_job(shape: Shape, strategy: str):
+    """Losses of five SGD steps on this rank's batch, of the whole model and of each mode under the wrapper."""
+    subject = load_subject()
+    found = {mode: _training(subject, shape, strategy, mode) for mode in MODES}
+    return found | {"whole": {"curve": whole_training(shape)}}
+
+
+def processor_job(shape: Shape, strategy: str):
+    """What a direct call of the wrapped model raises, without the library's own way through wrappers, by mode."""
+    return {mode: _direct(shape, strategy, mode) for mode in ("auto", "legacy")}
+
+
+def _direct(shape, strategy, mode):
+    from mcore_fused import fused_output_processor
+
+    model = build(shape)
+    batch, chain = batches(shape)[torch.distributed.get_rank()], megatron_fsdp(model, strategy)
+    with patched(load_subject(), chain, mode):
+        try:
+            chain(*batch.inputs, labels=batch.labels, output_processor=fused_output_processor)
+        except Exception as error:  # noqa: BLE001 - the check looks at it
+            return f"{type(error).__name__}: {error}"
+    return ""
