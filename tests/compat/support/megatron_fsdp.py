@@ -56,8 +56,9 @@ def megatron_fsdp(model: torch.nn.Module, strategy: str) -> torch.nn.Module:
         check_for_nan_in_grad=False,
         gradient_reduce_div_fusion=False,  # gloo cannot scale while it sums
     )
+    device = DEVICE if DEVICE.type == "cpu" else torch.device("cuda", torch.cuda.current_device())
     with _on_this_host(adapter):
-        return adapter.FullyShardedDataParallel(model.config, config, model, device=DEVICE)
+        return adapter.FullyShardedDataParallel(model.config, config, model, device=device)
 
 
 def _local(tensor):

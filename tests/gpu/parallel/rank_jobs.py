@@ -14,16 +14,25 @@ from lane.training import advantages_for, train
 from megatron.core import parallel_state
 from support import models
 from support.context_parallel import ContextParallelAttention
-from support.models import DEVICE, HAS_MTP, Shape
+from support.megatron_fsdp import megatron_fsdp_job
+from support.models import DEVICE, HAS_MTP, Shape, features
 from support.packed import Rows
 from support.parallel_jobs import pipeline_step, tensor_parallel_step, whole_model_step
 from support.partition_mode import partition_mode_known
+from support.sharded import Layout
+from support.sharded_jobs import step_and_training_job, step_job
 from support.subject import load_subject, patched
 
 MODES = ("auto", "legacy")
 BASE = Shape(vocab=96, dtype=torch.float32)
 CP_LENGTHS = (13, 1, 24, 0, 7)
 SHARDS = (70, 27)
+# Megatron's wrapper of FSDP2: what it makes of Transformer Engine's layers, of local ones, and with tied weights.
+SHARDED = {
+    "unit": (BASE, Layout()),
+    "root": (BASE, Layout(head="root")),
+    "tied": (replace(BASE, tied=True), Layout(head="root", embedding=False)),
+}
 # Filled by jobs of one rank's parallelism, read by the pipelined ones that must start from the same parameters.
 _states = {}
 
@@ -133,4 +142,10 @@ def jobs():
         listed[f"pp2-{tied}-{mtp}-{mode}"] = (one | {"pp": 2}, _pipeline, (tied, mtp, mode))
     for tied, mode, layout in itertools.product(flags, MODES, ("zigzag", "contiguous")):
         listed[f"cp2-{tied}-{layout}-{mode}"] = (one | {"cp": 2}, _context, (2, mode, tied, layout))
+    for name, (shape, units) in SHARDED.items():
+        listed[f"fsdp2-{name}"] = (one, step_and_training_job, (shape, units))
+    listed["fsdp2-bf16"] = (one, step_job, (replace(BASE, dtype=torch.bfloat16), Layout(head="root")))
+    if "megatron_fsdp" in features():
+        for tied in flags:
+            listed[f"megatron-fsdp-{tied}"] = (one, megatron_fsdp_job, (replace(BASE, tied=tied), "optim_grads_params"))
     return listed

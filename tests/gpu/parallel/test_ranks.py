@@ -167,3 +167,53 @@ def test_five_steps_of_policy_gradient(ranks, on_the_kernel, tied):
     assert all(torch.equal(curve, curves[0]) for curve in curves)
     assert curves[0][-1] < curves[0][0]
     assert (curves[0] - single).abs().max() <= 2e-2, f"two ranks {curves[0].tolist()}, one {single.tolist()}"
+
+
+def _same_step(actual, expected, what, tolerance):
+    for name in ("log_probs", "entropy", "hidden"):
+        _close(actual[name], expected[name], f"{name} of {what}", tolerance)
+    assert actual["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        _close(actual["gradients"][name], gradient, f"gradient of {name} of {what}", tolerance)
+
+
+@pytest.mark.parametrize("layout", ["unit", "root", "tied"])
+def test_fully_sharded(ranks, on_the_kernel, layout):
+    """Megatron's wrapper of FSDP2, a batch a rank: the whole model on both batches, and the unfused sharded one.
+
+    The head's weight is a shard before the call and after the backward, and what was gathered for it is freed.
+    """
+    results = ranks(f"fsdp2-{layout}")
+    on_the_kernel(results)
+    for rank, result in enumerate(results):
+        step, training = result["step"], result["training"]
+        _same(step["auto"], step["legacy"])
+        _same(training["auto"], training["legacy"])
+        for mode in ("stock", "auto"):
+            _same_step(step[mode], step["whole"], f"{mode} on rank {rank}", CLOSE[""])
+            assert training[mode]["curve"] == pytest.approx(training["whole"]["curve"], rel=1e-4), f"{mode}, {rank}"
+        assert step["auto"]["shard"] == step["stock"]["shard"]
+        assert step["auto"]["shard"][0]
+        assert step["auto"]["shard"][2]
+        assert step["auto"]["gathered_bytes"] == 0
+
+
+def test_fully_sharded_in_bf16(ranks, on_the_kernel):
+    """Float16Module is the root and holds the head's weight; against the unfused model in the same units."""
+    results = ranks("fsdp2-bf16")
+    on_the_kernel(results)
+    for rank, result in enumerate(results):
+        _same(result["auto"], result["legacy"])
+        _same_step(result["auto"], result["stock"], f"rank {rank}", CLOSE["bf16-"])
+
+
+@pytest.mark.since("megatron_fsdp")
+@TIED
+def test_megatron_fsdp(ranks, on_the_kernel, tied):
+    """Five steps under Megatron-FSDP are those of the whole model, fused and unfused, and one curve in both modes."""
+    results = ranks(f"megatron-fsdp-{tied}")
+    on_the_kernel(results)
+    for rank, result in enumerate(results):
+        assert result["auto"]["curve"] == result["legacy"]["curve"]
+        for mode in ("stock", "auto"):
+            assert result[mode]["curve"] == pytest.approx(result["whole"]["curve"], rel=1e-4), f"{mode} on rank {rank}"
