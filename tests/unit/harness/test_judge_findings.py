@@ -117,13 +117,13 @@ CASES = {
         build.suite_run(
             build.log_lines(
                 outcomes=dict.fromkeys(build.CHECKS, "skipped"),
-                messages={ONE: "c: no GPU\nat line 3", TWO: "a: no network", THREE: "b: old"},
+                messages={ONE: "c: no GPU\nat line 3", TWO: "a: no net", THREE: "b: old"},
             )
         ),
         [
             (
                 "skipped-check",
-                f"3 declared checks were skipped, in whole or in part: {', '.join(build.CHECKS)} (a: no network; b: old)",
+                f"3 declared checks were skipped, in whole or in part: {', '.join(build.CHECKS)} (a: no net; b: old)",
                 "Make them run, or declare the skip in expectations.toml.",
             )
         ],
