@@ -35,6 +35,7 @@ def bisect(
     item: Annotated[str | None, typer.Option("--item", help="Look for a change of this contract item.")] = None,
     rule: Annotated[str | None, typer.Option("--rule", help="Look for where this rule begins to apply.")] = None,
     check: Annotated[str | None, typer.Option("--check", help="Look for where this check fails, by running.")] = None,
+    suite: Annotated[Path | None, typer.Option(help="The check's folder, with --check; default: tests/compat.")] = None,
     report_dir: Annotated[Path | None, typer.Option(help="Where runs are written; default: reports/.")] = None,
     cells_dir: Annotated[Path | None, typer.Option(help="Where environments live; default: .cells/.")] = None,
     root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
@@ -70,7 +71,7 @@ def bisect(
         root=home,
         cells=(cells_dir or home / ".cells").absolute(),
         reports=(report_dir or home / "reports").absolute(),
-        suite=home / "tests" / "compat",
+        suite=suite or home / "tests" / "compat",
         inventory=data / "inventory.toml",
         selection=Selection(),
         jobs=1,
@@ -93,8 +94,10 @@ def _question(
     ends: tuple[Contract, Contract],
 ) -> Question:
     """With a check the contract only explains: every change between the two neighbours is told."""
-    if check is not None and item is None and rule is None:
-        return Question("level", "info")
+    if check is not None:
+        if item is not None or rule is not None:
+            raise NotBisectableError("--check asks by running, --item and --rule by source.", "Give one of them.")
+        return Question("check", check)
     return question_for(rules, *ends, item=item, rule=rule)
 
 

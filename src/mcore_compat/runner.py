@@ -32,6 +32,7 @@ class SuiteOptions:
         profile: the Hypothesis profile.
         workers: pytest-xdist workers inside a cell; 0: none.
         collect_only: say what would run, and run nothing.
+        only: run this check alone (``file.py::test``); the judge then finds the others missing.
         subject: what the suite judges.
     """
 
@@ -39,6 +40,7 @@ class SuiteOptions:
     profile: str
     workers: int = 0
     collect_only: bool = False
+    only: str | None = None
     subject: ChosenSubject = OURS
 
 
@@ -125,7 +127,7 @@ def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> 
         python,
         "-m",
         "pytest",
-        suite,
+        f"{suite}/{options.only}" if options.only else suite,
         f"--rootdir={suite}",
         "-c",
         settings,

@@ -56,6 +56,7 @@ class RunConfig:
         jobs: cells side by side.
         workers: pytest-xdist workers inside each cell.
         resume: go on with the newest interrupted run instead of starting one.
+        only: run this check alone, for whoever looks at its outcome and not at the verdict.
         subject: the implementation that the suite judges.
     """
 
@@ -69,6 +70,7 @@ class RunConfig:
     profile: str
     workers: int = 0
     resume: bool = False
+    only: str | None = None
     subject: ChosenSubject = OURS
     data: Path | None = None
 
@@ -229,7 +231,9 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
             if environment is not None and not cancel.is_set():
                 how = "reused" if environment.reused else "made"
                 display.phase(cell.id, f"environment {how} and proved in {provisioned.seconds:.1f} s, suite started")
-                options = SuiteOptions(config.suite, run.plan.profile, config.workers, subject=config.subject)
+                options = SuiteOptions(
+                    config.suite, run.plan.profile, config.workers, only=config.only, subject=config.subject
+                )
                 suite = run_suite(
                     cell, environment, options, out, run.host, cancel, lambda count: display.cases(cell.id, count)
                 )

@@ -20,11 +20,12 @@ class Question:
 
     Attributes:
         kind: ``item``: does this item read otherwise than in the good one; ``rule``: is there a finding of this rule;
-            ``level``: is there something new of at least this level, compared with the good one.
-        name: the item's or rule's id, or the level.
+            ``level``: is there something new of at least this level, compared with the good one; ``check``: answered by
+            running it, the contract only explains.
+        name: the item's, rule's or check's id, or the level.
     """
 
-    kind: Literal["item", "rule", "level"]
+    kind: Literal["item", "rule", "level", "check"]
     name: str
 
     def describe(self) -> str:
@@ -33,6 +34,7 @@ class Question:
             "item": f"contract item {self.name} changes",
             "rule": f"rule {self.name} begins or ceases to apply",
             "level": f"a finding of level {self.name} is new",
+            "check": f"check {self.name} fails when it is run",
         }[self.kind]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mcore_compat.bisect.question import Question, answer, explained
 from mcore_compat.bisect.search import Found, NotBisectableError, first_bad
-from mcore_compat.contract.candidate import Candidate, CandidateKind
+from mcore_compat.contract.candidate import Candidate
 from mcore_compat.contract.compare import Finding
 from mcore_compat.contract.git_source import commits_between, describe_commit, git, read_git, resolve_commit
 from mcore_compat.contract.model import Contract
@@ -121,9 +121,9 @@ def bisect_commits(
 
     def judge(commit: str) -> bool | None:
         on_step(describe_commit(repository, commit))
-        if runner is not None:
-            return runner(commit)
         try:
+            if runner is not None:
+                return runner(commit)
             return answer(question, rules, contract_of(start), contract_of(commit))
         except SourceError:
             return None
@@ -141,14 +141,19 @@ def bisect_commits(
         findings,
         changes,
         describe_commit(repository, found.bad),
-        upstream_change(repository, found.bad, path) if path else None,
+        upstream_change(repository, found.bad, path),
     )
 
 
-def upstream_change(repository: Path, commit: str, path: str) -> str:
-    """The commit's diff of one file, shortened with a count of what was cut."""
+def upstream_change(repository: Path, commit: str, path: str | None) -> str:
+    """The commit's diff of one file, shortened with a count of what was cut; None: which files it touched."""
+    shape = ["-U1"] if path else ["--stat=120"]
     text = git(
-        repository, ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U1", f"{commit}^", commit, "--", path]
+        repository,
+        [
+            *("diff", "--no-color", "--no-ext-diff", "--no-textconv", *shape),
+            *(f"{commit}^", commit, "--", path or "megatron/core"),
+        ],
     )
     lines = text.decode(errors="replace").splitlines()
     shown = lines[:_MAX_DIFF_LINES]
@@ -171,11 +176,8 @@ def check_runner(
     def judge(name: str) -> bool | None:
         candidate, contract = candidate_of(name)
         cell: Cell = candidate_cell(candidate, contract, matrix, nearest_release(contract, contracts))
-        if candidate.kind is CandidateKind.GIT:
-            cell = cell.model_copy(update={"id": f"candidate-{name[:12]}"})
-        base = prepare(
-            replace(config, selection=Selection(patterns=(matrix.cells[-1].id,))), host, dt.datetime.now(dt.UTC)
-        )
+        asked = replace(config, selection=Selection(patterns=(matrix.cells[-1].id,)), only=check)
+        base = prepare(asked, host, dt.datetime.now(dt.UTC))
         plan = base.plan.model_copy(update={"planned": (cell.id,)})
         known = base.matrix.model_copy(update={"cells": (*base.matrix.cells, cell)})
         interpreters = {cell.python: base.uv.interpreter(cell.python)}

@@ -18,6 +18,7 @@ from mcore_compat.contract.git_source import read_git
 from mcore_compat.contract.rules import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.surface import extract
+from mcore_compat.runner import SuiteOptions, _command
 
 DATA = Path(__file__).parents[3] / "compat_matrix"
 CONTRACTS = load_snapshots(DATA / "contracts")
@@ -76,9 +77,8 @@ def test_questions_without_an_answer_are_refused():
         bisect_releases(CONTRACTS, RULES, Question("item", "gpt.hook"), "0.1", "0.19.2")
 
 
-def test_the_commit_that_took_a_keyword_away_is_named_with_its_change(tmp_path):
-    folder = tmp_path / "upstream"
-    target = folder / "megatron/core/models/gpt/gpt_model.py"
+def _repository(folder):
+    """The fake upstream in git, and a function that calls git there."""
 
     def git(*arguments):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder), *arguments]
@@ -90,6 +90,13 @@ def test_the_commit_that_took_a_keyword_away_is_named_with_its_change(tmp_path):
     git("init", "-q", "-b", "main")
     git("add", "-A")
     git("commit", "-q", "-m", "start")
+    return git
+
+
+def test_the_commit_that_took_a_keyword_away_is_named_with_its_change(tmp_path):
+    folder = tmp_path / "upstream"
+    target = folder / "megatron/core/models/gpt/gpt_model.py"
+    git = _repository(folder)
     start = git("rev-parse", "HEAD")
     versions = [
         ("comment", GPT_MODEL + "# 1\n"),
@@ -113,3 +120,36 @@ def test_the_commit_that_took_a_keyword_away_is_named_with_its_change(tmp_path):
     assert result.diff is not None
     assert "-                labels=labels, context" in result.diff
     assert str(tmp_path) not in render.text(result)
+
+
+def test_a_check_that_fails_without_any_change_of_the_contract_names_the_commit_s_files(tmp_path):
+    folder = tmp_path / "upstream"
+    target = folder / "megatron/core/transformer/multi_token_prediction.py"
+    git = _repository(folder)
+    start = git("rev-parse", "HEAD")
+    original = target.read_text()
+    for number, line in enumerate(("# 1", "def broken(:", "# fails from here", "# fails from here, too")):
+        target.write_text(f"{original}{line}\n")
+        git("commit", "-q", "-a", "-m", f"change {number}")
+
+    def run(commit):
+        extract(read_git(folder, commit), commit)  # as the command line does, before it makes a cell
+        return "fails" in git("show", f"{commit}:{target.relative_to(folder)}")
+
+    question = Question("check", "test_a.py::test_b")
+    result = bisect_commits(folder, RULES, question, start, "main", runner=run)
+    assert result.source is not None
+    assert result.source.endswith("change 2")
+    assert len(result.found.unknown) == 1, "the commit that does not parse is gone around"
+    assert not result.changes
+    words = render.text(result)
+    assert "asked: check test_a.py::test_b fails when it is run" in words
+    assert "transformer/multi_token_prediction.py | 2 +-" in words
+
+
+def test_a_check_is_run_alone(tmp_path):
+    options = SuiteOptions(tmp_path, "ci", only="test_a.py::test_b")
+    command = _command(Path("python"), options, tmp_path / "pytest.ini", tmp_path / "log")
+    assert f"{tmp_path}/test_a.py::test_b" in command
+    assert tmp_path not in command
+    assert tmp_path in _command(Path("python"), SuiteOptions(tmp_path, "ci"), tmp_path / "i", tmp_path / "l")
