@@ -85,6 +85,8 @@ def child(job: dict) -> dict:
     os.chdir(job["work"])
     os.environ.update(job["env"])
     sys.path[:0] = [job["source"]]
+    # Ranks are processes of their own, started by a server that sees the environment and not this path.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [job["source"], os.environ.get("PYTHONPATH")]))
     hypothesis.settings.load_profile("faults")
     recorder = Recorder()
     quiet = ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins came before pytest
