@@ -56,7 +56,7 @@ def test_an_exception_for_a_check_of_other_cells_is_not_stale_here():
     assert judged(failing, expectations=build.expectations(elsewhere, expired, holding)).verdict is Verdict.OK
     stale = judged(expectations=build.expectations(elsewhere, build.expectation(check=TWO), holding))
     assert [finding.check for finding in stale.findings] == [TWO, ONE]
-    assert all("Remove the entry" in finding.next_step for finding in stale.findings)
+    assert {finding.next_step for finding in stale.findings} == {"Remove the entry."}
     assert all("is stale" in finding.message for finding in stale.findings)
 
 
@@ -64,6 +64,20 @@ def test_a_declared_check_that_did_not_run_is_not_called_stale():
     run = build.suite_run(build.log_lines(checks=(TWO, THREE)), facts=build.suite_facts(checks=(TWO, THREE)))
     result = judged(run, expectations=build.expectations(build.expectation()))
     assert [finding.kind for finding in result.findings] == ["missing-check"]
+
+
+def test_an_expired_exception_is_told_though_its_check_did_not_run_and_though_others_hold():
+    expired = build.expectation(check=THREE, expires=build.TODAY)
+    holding, stale = build.expectation(), build.expectation(check=TWO)
+    run = build.suite_run(
+        build.log_lines(checks=(ONE, TWO), outcomes={ONE: "failed"}), facts=build.suite_facts(checks=(ONE, TWO))
+    )
+    findings = judged(run, expectations=build.expectations(holding, expired, stale)).findings
+    assert [(finding.kind, finding.check, finding.next_step) for finding in findings] == [
+        ("expectation-stale", THREE, "Look again: fix the cause, or renew with a reason."),
+        ("expectation-stale", TWO, "Remove the entry."),
+        ("missing-check", None, "Make them run, or change inventory.toml."),
+    ]
 
 
 def test_the_worst_finding_comes_first():
@@ -130,7 +144,9 @@ def test_an_unused_exception_is_named_with_its_remedy():
     (nowhere,) = judge_expectations(build.expectations(build.expectation(cell="9.*")), matrix, [judged()])
     assert (nowhere.kind, nowhere.verdict, nowhere.check) == ("expectation-unused", Verdict.BREAK, ONE)
     assert "names no cell" in nowhere.message
+    assert nowhere.next_step == "Remove the entry."
     gone = build.expectation(check="test_a.py::test_gone")
     (unrun,) = judge_expectations(build.expectations(gone), matrix, [judged()])
     assert (unrun.kind, unrun.verdict, unrun.check) == ("expectation-unused", Verdict.BREAK, gone.check)
     assert "none of its 1 cells" in unrun.message
+    assert unrun.next_step == "Remove the entry, or correct the check's name."

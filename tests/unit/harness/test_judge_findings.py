@@ -1,6 +1,7 @@
 """What the judge says: the kind of every finding (SARIF rules and filters rest on it), its sentence, its next step."""
 
 import json
+from dataclasses import replace
 
 import harness_builders as build
 import pytest
@@ -262,6 +263,8 @@ def test_the_reason_is_one_line_with_the_check_for_failures_only():
     )
     assert judged(run).reason == "test_two: a"
     assert judged().reason == ""
+    silent = build.finding("", check=None, kind="contract", verdict=None)
+    assert judged(drift=(silent,)).reason == "contract"
     assert judged(CASES["a check less"][0]).reason == f"1 declared checks did not run: {THREE}"
 
 
@@ -293,8 +296,8 @@ def test_a_result_says_all_that_is_known_of_the_cell():
     said = build.suite_facts(
         megatron_core=megatron(attribute="0.18.2+said"), triton="3.6.0+said", device="cpu", seconds={"imports": 8.17}
     )
-    run = build.suite_run(facts=said, finished=build.finished(seconds=30.04))
-    proved = build.provisioned(imported=build.imported("0.18.2", attribute="0.18.2+proved"))
+    run = build.suite_run(facts=said, finished=build.finished(seconds=30.26))
+    proved = replace(build.provisioned(imported=build.imported("0.18.2", attribute="0.18.2+proved")), seconds=1.54)
     result = judged(run, provisioned=proved)
     assert result.megatron_core == MegatronCore(
         requested="0.18.2",
@@ -309,8 +312,14 @@ def test_a_result_says_all_that_is_known_of_the_cell():
     assert (result.device, result.mode, result.expected_mode) == ("cpu", "hook", "hook")
     assert (result.lane, result.contract_class) == ("cpu", "0.18+")
     assert result.evidence == Evidence(hook_calls=3, deferred_head_calls=2, kernel_launches=9)
-    assert result.seconds == Seconds(provision=1.5, imports=8.2, suite=30.0)
+    assert result.seconds == Seconds(provision=1.5, imports=8.2, suite=30.3)
     assert result.results[0] == CheckResult(check=ONE, outcome="passed", seconds=0.75)
+
+
+def test_the_origin_is_the_one_that_the_suite_imported():
+    """The finding says that it is wrong; the record must not hide it behind the right one."""
+    result = judged(facts_run(megatron_core=megatron(origin="outside: __init__.py")))
+    assert result.megatron_core.origin == "outside: __init__.py"
 
 
 def test_where_the_suite_says_nothing_the_result_says_what_was_installed():

@@ -8,7 +8,7 @@ from mcore_compat import cli, gate_cli, render_markdown, render_terminal, runner
 from mcore_compat.chosen_subject import ChosenSubject, choose_subject
 from mcore_compat.errors import UsageError
 from mcore_compat.judge import judge_cell
-from mcore_compat.report import Evidence
+from mcore_compat.report import Evidence, Finding
 from mcore_compat.runner import SuiteOptions, run_suite
 from mcore_compat.verdicts import Verdict
 
@@ -42,15 +42,19 @@ def test_checks_about_what_a_subject_lacks_are_told_and_not_counted():
     result = judged()
     assert result.verdict is Verdict.OK
     assert (result.checks.planned, result.checks.passed, result.checks.not_applicable) == (2, 2, 1)
-    assert [finding.message for finding in result.findings] == [
-        "stock has no `patch`: no patch algebra; 1 declared checks are about it"
-    ]
-    assert {finding.verdict for finding in result.findings} == {None}
+    assert result.findings == (
+        Finding(
+            kind="not-applicable",
+            message="stock has no `patch`: no patch algebra; 1 declared checks are about it",
+            next_step="Nothing, if the subject is meant to be without it.",
+        ),
+    )
 
 
 def test_checks_about_what_it_has_must_run():
     assert judged(checks=(ONE,)).verdict is Verdict.UNPROVEN
-    assert "missing-check" in kinds(judged(checks=(ONE,)))
+    # What decides comes before what is only told.
+    assert [finding.kind for finding in judged(checks=(ONE,)).findings] == ["missing-check", "not-applicable"]
     assert judged(not_applicable={}).verdict is Verdict.UNPROVEN
 
 
@@ -80,14 +84,17 @@ def test_the_subject_that_was_asked_for_must_be_the_one_that_ran():
             build.TODAY,
             subject=subject,
         )
-        assert (result.verdict, kinds(result)) == (Verdict.UNPROVEN, {"wrong-subject"})
+        (finding,) = result.findings
+        assert (result.verdict, finding.kind) == (Verdict.UNPROVEN, "wrong-subject")
+        assert finding.message == f"the suite judged {name}, not {subject.name}"
+        assert finding.next_step == ("Read the cell's output.log; the suite must load what MCORE_COMPAT_SUBJECT names.")
 
 
-def test_a_subject_that_patches_must_show_that_it_ran():
+@pytest.mark.parametrize("promise", ["patch", "evidence", "kernel"])
+def test_a_subject_that_promises_fusion_must_show_that_it_ran(promise):
     """One that patches nothing promises no fusion; one that patches and counts nothing proves nothing."""
-    assert kinds(judged(capabilities=["call", "patch"], lacks={}, not_applicable={}, checks=build.CHECKS)) == {
-        "no-evidence"
-    }
+    claims = {"capabilities": ["call", promise], "lacks": {}, "not_applicable": {}, "checks": build.CHECKS}
+    assert kinds(judged(**claims)) == {"no-evidence"}
     assert kinds(judged(capabilities=None, lacks={}, not_applicable={}, checks=build.CHECKS)) == {"no-evidence"}
 
 
