@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from support.megatron_fsdp import megatron_fsdp_job, processor_job
+from support.megatron_fsdp import megatron_fsdp_job, refused_calls_job
 from support.models import Shape, release_mode
 from support.ranks import run_ranks
 from support.sharded import Layout
@@ -93,6 +93,15 @@ def test_one_step_with_mtp():
             _assert_same_step(found[mode], found["whole"], f"{mode} on rank {rank}", 2e-6)
 
 
+def test_one_step_with_tensor_parallelism():
+    """Four ranks: a vocabulary shard each, of which FSDP holds a half."""
+    shape = Shape(vocab=96, tp=2)
+    for rank, found in enumerate(run_ranks(step_job, shape, Layout(), world=4, tp=2)):
+        for mode in ("auto", "legacy"):
+            _assert_same_step(found[mode], found["whole"], f"{mode} on rank {rank}")
+        _assert_bit_equal(found["auto"], found["legacy"])
+
+
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
@@ -154,9 +163,11 @@ def test_five_steps_under_megatron_fsdp(tied, strategy):
 
 
 @pytest.mark.since("megatron_fsdp")
-def test_a_processor_under_megatron_fsdp_must_return_a_tensor():
+def test_outputs_that_megatron_fsdp_cannot_see_are_refused():
     shape = Shape(vocab=96, dtype=torch.float32)
-    for found in run_ranks(processor_job, shape, "optim_grads_params", world=2):
-        for mode, error in found.items():
-            assert "UnsupportedConfigError" in error, mode
-            assert "call_fused_forward" in error
+    for found in run_ranks(refused_calls_job, shape, "optim_grads_params", world=2):
+        for direct, hidden in found.values():
+            assert "UnsupportedConfigError" in direct
+            assert "call_fused_forward" in direct
+            assert "UnsupportedConfigError" in hidden
+            assert "return_hidden_states" in hidden

@@ -3,13 +3,14 @@
 import contextlib
 import importlib
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from .models import DEVICE, Shape, build
-from .sharded import MODES, batches, loss_of, mesh_of_this_device, outputs
+from .sharded import MODES, batches, loss_of, mesh_of_this_device, outputs, own_rank
 from .sharded_jobs import STEPS, whole_training
 from .subject import load_subject, patched
 
@@ -76,7 +77,7 @@ def _descend(chain):
 
 def _training(subject, shape, strategy, mode):
     model = build(shape)
-    batch, chain, curve = batches(shape)[torch.distributed.get_rank()], megatron_fsdp(model, strategy), []
+    batch, chain, curve = batches(shape)[own_rank()], megatron_fsdp(model, strategy), []
     for _ in range(STEPS):
         chain.zero_grad_buffer()
         loss = loss_of(*outputs(subject, chain, model, batch, mode), batch.labels)
@@ -94,19 +95,26 @@ def megatron_fsdp_job(shape: Shape, strategy: str):
     return found | {"whole": {"curve": whole_training(shape)}}
 
 
-def processor_job(shape: Shape, strategy: str):
-    """What a direct call of the wrapped model raises, without the library's own way through wrappers, by mode."""
-    return {mode: _direct(shape, strategy, mode) for mode in ("auto", "legacy")}
+def refused_calls_job(shape: Shape, strategy: str):
+    """What two calls of the wrapped model raise whose outputs its root could not see: {mode: (error, error)}.
+
+    A processor handed to the model directly, without the library's way through wrappers; hidden states asked for.
+    """
+    return {mode: _refused_calls(shape, strategy, mode) for mode in ("auto", "legacy")}
 
 
-def _direct(shape, strategy, mode):
-    from mcore_fused import fused_output_processor
+def _refused_calls(shape, strategy, mode):
+    from mcore_fused import FusedOutputProcessorContext, call_fused_forward, fused_output_processor
 
-    model = build(shape)
-    batch, chain = batches(shape)[torch.distributed.get_rank()], megatron_fsdp(model, strategy)
+    model, errors = build(shape), []
+    batch, chain = batches(shape)[own_rank()], megatron_fsdp(model, strategy)
     with patched(load_subject(), chain, mode):
-        try:
-            chain(*batch.inputs, labels=batch.labels, output_processor=fused_output_processor)
-        except Exception as error:  # noqa: BLE001 - the check looks at it
-            return f"{type(error).__name__}: {error}"
-    return ""
+        for call, asking in (
+            (chain, {"output_processor": fused_output_processor}),
+            (partial(call_fused_forward, chain), {"context": FusedOutputProcessorContext(return_hidden_states=True)}),
+        ):
+            try:
+                call(*batch.inputs, labels=batch.labels, **asking)
+            except Exception as error:  # noqa: BLE001 - the check looks at it
+                errors.append(f"{type(error).__name__}: {error}")
+    return errors

@@ -7,12 +7,14 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig, torch_fully_sharded_data_parallel
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -84,7 +86,7 @@ def shard(model: torch.nn.Module, layout: Layout) -> torch.nn.Module:
             return torch_fully_sharded_data_parallel.TorchFullyShardedDataParallel(
                 model.config, config, whole, sub_modules_to_wrap=units
             )
-    mesh = torch.distributed.init_device_mesh(DEVICE.type, (torch.distributed.get_world_size(),))
+    mesh = DeviceMesh.from_group(parallel_state.get_data_parallel_group(), DEVICE.type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if layout.cast else MixedPrecisionPolicy()
     options = {"mesh": mesh, "reshard_after_forward": layout.reshard, "mp_policy": policy}
     for module in [m for m in model.modules() if isinstance(m, tuple(units))]:
@@ -106,8 +108,13 @@ def head_is_shard(model: torch.nn.Module) -> bool:
 
 
 def batches(shape: Shape):
-    """One batch a rank."""
-    return [batch_for(shape.vocab, 2, 8, seed=rank) for rank in range(torch.distributed.get_world_size())]
+    """One batch a data-parallel rank."""
+    return [batch_for(shape.vocab, 2, 8, seed=rank) for rank in range(parallel_state.get_data_parallel_world_size())]
+
+
+def own_rank() -> int:
+    """Which of the batches is this rank's."""
+    return parallel_state.get_data_parallel_rank()
 
 
 def temperature_for(batch) -> torch.Tensor:

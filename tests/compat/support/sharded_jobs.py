@@ -1,7 +1,5 @@
 """What a rank does in the checks of sharded models; module-level functions, so that they can be sent to a rank."""
 
-import torch
-
 from .models import Shape, build
 from .sharded import (
     MODES,
@@ -13,6 +11,7 @@ from .sharded import (
     hidden_gradients,
     loss_of,
     outputs,
+    own_rank,
     shard,
     temperature_for,
 )
@@ -22,19 +21,23 @@ STEPS = 5
 
 
 def _own(shape):
-    return batches(shape)[torch.distributed.get_rank()]
+    return batches(shape)[own_rank()]
 
 
-def whole_step(shape: Shape):
-    """The unsharded model on every rank's batch: this rank's outputs, and gradients as the mean over the ranks."""
+def whole_step(subject, shape: Shape):
+    """The unsharded model on every rank's batch: this rank's outputs, and gradients as the mean over the ranks.
+
+    Unfused, but for tensor parallelism, of which the fused one is proved elsewhere.
+    """
     model, results = build(shape), []
+    mode = "stock" if shape.tp == 1 else "legacy"
     with hidden_gradients(model) as hidden:
         for batch in batches(shape):
-            log_probs, entropy = outputs(None, model, model, batch, "stock")
+            log_probs, entropy = outputs(subject, model, model, batch, mode)
             loss_of(log_probs, entropy, batch.labels).backward()
             results.append({"log_probs": log_probs.detach(), "entropy": entropy.detach(), "hidden": hidden[-1]})
     gradients = {name: parameter.grad / len(results) for name, parameter in model.named_parameters()}
-    return results[torch.distributed.get_rank()] | {"gradients": gradients}
+    return results[own_rank()] | {"gradients": gradients}
 
 
 def sharded_step(subject, shape: Shape, layout: Layout, mode: str):
@@ -65,8 +68,10 @@ def sharded_step(subject, shape: Shape, layout: Layout, mode: str):
 def step_job(shape: Shape, layout: Layout):
     """One step of the whole model, and of the sharded one in each mode."""
     subject = load_subject()
-    found = {mode: sharded_step(subject, shape, layout, mode) for mode in MODES}
-    return found | {"whole": whole_step(shape), "kernel_launches": subject.evidence()["kernel_launches"]}
+    modes = MODES if shape.tp == 1 else MODES[1:]
+    found = {mode: sharded_step(subject, shape, layout, mode) for mode in modes}
+    launches = subject.evidence()["kernel_launches"]
+    return found | {"whole": whole_step(subject, shape), "kernel_launches": launches}
 
 
 def whole_training(shape: Shape):
@@ -76,10 +81,10 @@ def whole_training(shape: Shape):
         for rank, batch in enumerate(batches(shape)):
             loss = loss_of(*outputs(None, model, model, batch, "stock"), batch.labels)
             loss.backward()
-            if rank == torch.distributed.get_rank():
+            if rank == own_rank():
                 curve.append(loss.item())
         for parameter in model.parameters():
-            parameter.grad /= torch.distributed.get_world_size()
+            parameter.grad /= rank + 1
         descend(model.parameters())
     return curve
 
