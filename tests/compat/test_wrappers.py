@@ -104,15 +104,48 @@ def test_a_wrapper_that_hands_its_attributes_on(subject, mode):
     assert torch.allclose(output.log_probs, stock.log_probs, atol=1e-10)
 
 
-@MODES
-def test_compiled_decoder(subject, mode):
-    """P12: a compiled decoder under the patched forward computes the same."""
-    model, batch = build(Shape()), batch_for(97, 2, 6)
-    with torch.no_grad(), patched(subject, model, mode):
-        eager = subject.call(model, *batch.inputs, labels=batch.labels)
-        model.decoder.layers[0].mlp.compile(backend="eager")
-        compiled = subject.call(model, *batch.inputs, labels=batch.labels)
-    assert torch.allclose(eager.log_probs, compiled.log_probs, atol=1e-10)
+def _compiled_in_place(model):
+    model.decoder.compile(backend="aot_eager")
+
+
+def _compiled_around(model):
+    model.decoder = torch.compile(model.decoder, backend="eager")
+
+
+@pytest.mark.needs("patch", "legacy")
+@pytest.mark.parametrize("compiled", [_compiled_in_place, _compiled_around])
+def test_compiled_decoder(subject, compiled):
+    """P12: the whole decoder compiled: both modes and the unpatched model compute what the uncompiled one does.
+
+    And patching, its dry run included, makes torch compile nothing anew.
+    """
+    torch._dynamo.reset()  # what other checks have compiled counts towards a limit
+    model, batch = build(Shape(layers=1)), batch_for(97, 2, 6)
+
+    def graphs():
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def stock():
+        output = stock_forward(model, *batch.inputs, labels=batch.labels)
+        (output.log_probs.sum() + output.entropy.sum()).backward()
+        return output.log_probs.detach(), list(gradients(model).values())
+
+    def fused(mode):
+        with patched(subject, model, mode):
+            output = subject.call(model, *batch.inputs, labels=batch.labels)
+        (output.log_probs.sum() + output.entropy.sum()).backward()
+        return output.log_probs.detach(), list(gradients(model).values())
+
+    (expected, expected_gradients), before = stock(), graphs()
+    compiled(model)
+    stock(), stock()  # the second call may be compiled once more, with strides of its gradients known
+    warm = graphs()
+    assert warm > before
+    for log_probs, learned in (fused("auto"), fused("legacy"), stock()):
+        assert torch.allclose(log_probs, expected, atol=1e-10)
+        for gradient, other in zip(learned, expected_gradients, strict=True):
+            assert torch.allclose(gradient, other, atol=1e-10)
+    assert graphs() == warm
 
 
 @MODES
