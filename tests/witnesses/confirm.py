@@ -1,0 +1,133 @@
+"""Run every rule's witness where the rule applies and where it does not: it must fail there and pass here.
+
+``python tests/witnesses/confirm.py [--cells .cells] [RULE …]`` needs the environments of the cells that it names;
+``nox -s compat`` makes them. Prints one Markdown row a rule, and ends with 1 where a witness is not confirmed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+
+from plants import BASE, PLANTS, RELEASES  # noqa: E402
+
+from mcore_compat.contract.compare import Finding, FindingState, compare_contracts  # noqa: E402
+from mcore_compat.contract.model import Contract  # noqa: E402
+from mcore_compat.contract.rules import Rule, load_rules  # noqa: E402
+from mcore_compat.contract.snapshots import load_snapshots  # noqa: E402
+from mcore_compat.contract.source import read_directory  # noqa: E402
+from mcore_compat.contract.surface import extract  # noqa: E402
+from mcore_compat.gate.cells import cell_of_release  # noqa: E402
+from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of  # noqa: E402
+from mcore_compat.matrix import Cell, ReasonedVariable, load_matrix  # noqa: E402
+
+DATA = ROOT / "compat_matrix"
+RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
+SNAPSHOTS = load_snapshots(DATA / "contracts")
+MATRIX = load_matrix(DATA / "matrix.toml")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A witness, filled in, and the two sides that it has to tell apart; ``tree`` is a changed copy of the second."""
+
+    rule: Rule
+    place: str
+    finding: Finding | None
+    sides: tuple[str, str]
+    tree: Path | None = None
+
+
+def main(arguments: list[str]) -> int:
+    """Confirm and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rules", nargs="*", metavar="RULE", help="default: all")
+    parser.add_argument("--cells", type=Path, default=ROOT / ".cells", help="where the cells' environments are")
+    options = parser.parse_args(arguments)
+    rules = [RULES[name] for name in options.rules or RULES]
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-planted-") as folder:
+        cases = [case for rule in rules for case in _cases(rule, Path(folder), options.cells)]
+        rows = _judged(cases, options.cells)
+    rows += [(rule.id, "—", "none", str(rule.unwitnessed)) for rule in rules if rule.witness is None]
+    sys.stdout.write("| rule | where | witness | it said |\n|---|---|---|---|\n")
+    for name, place, state, note in sorted(rows):
+        sys.stdout.write(f"| `{name}` | {place} | {state} | {note} |\n")
+    return 1 if any(state not in {"confirmed", "none"} for _, _, state, _ in rows) else 0
+
+
+def _cases(rule: Rule, folder: Path, cells: Path) -> Iterator[Case]:
+    if rule.witness is None:
+        return
+    if rule.id in PLANTS:
+        yield _planted(rule, folder / rule.id, cells)
+    if rule.id in RELEASES:
+        old, new = RELEASES[rule.id]
+        yield Case(rule, f"{old} → {new}", _finding(rule, SNAPSHOTS[old], SNAPSHOTS[new]), (old, new))
+    if rule.id not in PLANTS and rule.id not in RELEASES:
+        yield Case(rule, "nowhere", None, (BASE, BASE))
+
+
+def _planted(rule: Rule, folder: Path, cells: Path) -> Case:
+    """The base release, and a copy of it with the change in it."""
+    (site,) = (cells / BASE / "venv" / "lib").glob("python3*/site-packages")
+    shutil.copytree(site / "megatron", folder / "megatron")
+    (metadata,) = site.glob("megatron_core-*.dist-info")
+    shutil.copytree(metadata, folder / metadata.name)
+    for file, old, new in PLANTS[rule.id]:
+        path = folder / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{rule.id}: the text to replace stands {text.count(old)} times in {file}: {old!r}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+    finding = _finding(rule, SNAPSHOTS[BASE], extract(read_directory(folder), "planted"))
+    return Case(rule, f"{BASE}, planted", finding, (BASE, BASE), folder)
+
+
+def _finding(rule: Rule, old: Contract, new: Contract) -> Finding | None:
+    found = [f for f in compare_contracts(old, new, [rule]) if f.state is FindingState.NEW]
+    return found[0] if found else None
+
+
+def _cell(version: str, tree: Path | None) -> Cell:
+    cell = cell_of_release(MATRIX, version)
+    assert cell is not None
+    if tree is None:
+        return cell
+    variable = ReasonedVariable(name="PYTHONPATH", value=str(tree), reason="the planted copy comes first")
+    return cell.model_copy(update={"env": (*cell.env, variable)})
+
+
+def _judged(cases: list[Case], cells: Path) -> list[tuple[str, str, str, str]]:
+    """Each side of all cases in as few processes as there are different megatron-cores: the import is what costs."""
+    groups: dict[tuple[str, Path | None], list[tuple[int, int, Lines]]] = {}
+    for number, case in enumerate(cases):
+        lines = witness_of(case.finding) if case.finding is not None else None
+        if lines is not None:
+            for side, (version, tree) in enumerate(zip(case.sides, (None, case.tree), strict=True)):
+                groups.setdefault((version, tree), []).append((number, side, lines))
+    outcomes: dict[tuple[int, int], Outcome] = {}
+    for (version, tree), wanted in groups.items():
+        ran = run_witnesses([lines for *_, lines in wanted], _cell(version, tree), cells / version, os.environ)
+        outcomes |= {(number, side): outcome for (number, side, _), outcome in zip(wanted, ran, strict=True)}
+        sys.stderr.write(f"{version}{f', {tree.name}' if tree else ''}: {', '.join(o.result for o in ran)}\n")
+    return [_row(case, outcomes.get((number, 0)), outcomes.get((number, 1))) for number, case in enumerate(cases)]
+
+
+def _row(case: Case, before: Outcome | None, after: Outcome | None) -> tuple[str, str, str, str]:
+    if case.finding is None or before is None or after is None:
+        return case.rule.id, case.place, "not run", "the rule is silent there"
+    note = (after.note or before.note).replace("|", "\\|").replace("\n", " ")[:110]
+    state = judge_witness(case.finding.state, before, after)
+    return case.rule.id, case.place, state, f"`{note}`" if note else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
