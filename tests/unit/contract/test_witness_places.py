@@ -1,0 +1,39 @@
+"""Every witness has a place where it is confirmed by running; ``tests/witnesses/confirm.py`` does that."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from mcore_compat.contract.compare import FindingState, compare_contracts
+from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.snapshots import load_snapshots
+
+ROOT = Path(__file__).parents[3]
+RULES = {rule.id: rule for rule in load_rules(ROOT / "compat_matrix" / "rules")}
+CONTRACTS = load_snapshots(ROOT / "compat_matrix" / "contracts")
+PLACES = runpy.run_path(str(ROOT / "tests" / "witnesses" / "plants.py"))
+
+
+def test_every_witness_has_a_place_and_no_place_is_left_over():
+    witnessed = {name for name, rule in RULES.items() if rule.witness is not None}
+    assert {*PLACES["PLANTS"], *PLACES["RELEASES"]} == witnessed
+
+
+def test_a_rule_that_breaks_has_a_witness_or_cannot_have_one():
+    assert {name for name, rule in RULES.items() if rule.level == "break" and rule.witness is None} == {
+        "python-excluded"
+    }
+
+
+@pytest.mark.parametrize("name", PLACES["RELEASES"])
+def test_the_rule_speaks_of_those_two_releases(name):
+    old, new = (CONTRACTS[version] for version in PLACES["RELEASES"][name])
+    assert any(f.state is FindingState.NEW for f in compare_contracts(old, new, [RULES[name]]))
+
+
+@pytest.mark.parametrize("name", PLACES["PLANTS"])
+def test_a_plant_changes_something(name):
+    assert all(old != new and old for _, old, new in PLACES["PLANTS"][name])
