@@ -9,16 +9,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lane.chain import LANE, SPECS, bf16_chain, float64_twin, fused, main_gradients, rms, truth_of_the_head
-from support.models import HAS_MUP, batch_for
-from support.reference import stock_forward
-from support.subject import patched
+from lane.chain import (
+    LANE,
+    MODES,
+    SPECS,
+    TIED,
+    assert_no_worse_gradients,
+    assert_no_worse_outputs,
+    bf16_chain,
+    fused,
+    main_gradients,
+    truth_of_the_head,
+    weighted,
+)
+from lane.features import assert_mtp_learns, assert_mup_is_inside
+from support.models import batch_for
 
-pytestmark = pytest.mark.needs("call", "patch", "legacy", "evidence")
-
-MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
-TIED = pytest.mark.parametrize("tied", [False, True])
-FP32_NOISE = 1e-5
+pytestmark = pytest.mark.needs("call", "patch", "evidence")
 
 
 def _temperature(kind, labels):
@@ -36,7 +43,10 @@ def _batch(shape):
 
 @MODES
 @TIED
-@pytest.mark.parametrize("temperature", ["number", "per token"])
+@pytest.mark.parametrize(
+    "temperature",
+    ["number", pytest.param("per token", marks=pytest.mark.needs("temperature_per_token"))],
+)
 @pytest.mark.parametrize("spec", SPECS)
 def test_outputs_against_float64_logits(subject, spec, temperature, tied, mode):
     """Log-probs and entropy, three rows (a flattening without a transpose pairs wrong rows), some labels ignored."""
@@ -46,13 +56,15 @@ def test_outputs_against_float64_logits(subject, spec, temperature, tied, mode):
     truth = truth_of_the_head(chain, batch, temperature)
     with torch.no_grad():
         output = fused(subject, chain, batch, mode, temperature)
-    for name in ("log_probs", "entropy"):
-        actual, expected = getattr(output, name), getattr(truth, name)
-        assert actual.dtype is torch.float32
-        assert actual.shape == expected.shape
-        unfused = rms(getattr(truth.unfused, name) - expected)
-        error = rms(actual - expected)
-        assert error <= unfused / 8 + FP32_NOISE, f"{name}: error {error:.3g}, unfused bf16 path {unfused:.3g}"
+    assert_no_worse_outputs(output, truth, batch.labels)
+
+
+@pytest.mark.needs("ignored_labels")
+@MODES
+def test_ignored_labels_give_exactly_zero(subject, mode):
+    chain, batch = bf16_chain(LANE), _batch(LANE)
+    with torch.no_grad():
+        output = fused(subject, chain, batch, mode, 0.7)
     assert not output.log_probs[0, 3:5].any()
     assert not output.entropy[0, 3:5].any()
 
@@ -60,50 +72,19 @@ def test_outputs_against_float64_logits(subject, spec, temperature, tied, mode):
 @pytest.mark.since("mup")
 @MODES
 def test_outputs_with_mup(subject, mode):
-    """MuP's multiplier is inside stock's logits and must be inside the fused ones."""
-    assert HAS_MUP
-    shape = replace(LANE, mup=True)
-    chain, batch = bf16_chain(shape), _batch(shape)
-    truth = truth_of_the_head(chain, batch, 0.7)
-    model = chain.module.module
-    scale = model._scale_logits(torch.ones(1)).item()
-    with torch.no_grad():
-        output = fused(subject, chain, batch, mode, 0.7)
-        plain = truth_of_the_head(chain, batch, 0.7 / scale)
-    assert scale != 1
-    assert rms(output.log_probs - plain.log_probs) <= rms(truth.unfused.log_probs - plain.log_probs) / 8 + FP32_NOISE
+    assert_mup_is_inside(subject, _batch(LANE), mode)
 
 
 @MODES
 @TIED
 def test_gradients_against_float64(subject, tied, mode):
-    """Every parameter's gradient after one backward through DDP's buffers: no worse than the unfused bf16 path's.
-
-    Both paths share the bf16 backward of the model's body, so the errors are alike there; a missing term (entropy,
-    tied embedding, a temperature) is larger by orders of magnitude.
-    """
+    """Every parameter's gradient after one backward through DDP's buffers: no worse than the unfused bf16 path's."""
     shape = replace(LANE, tied=tied)
-    chain, batch = bf16_chain(shape), _batch(shape)
-    twin = float64_twin(chain, shape)
-    weights = torch.randn(2, *batch.labels.shape, generator=torch.Generator().manual_seed(2)).to(batch.labels.device)
-
-    def loss(output):
-        return (weights[0] * output.log_probs - 0.5 * weights[1] * output.entropy).sum()
-
-    loss(stock_forward(twin, *batch.inputs, labels=batch.labels, temperature=0.7)).backward()
-    expected = {name: parameter.grad for name, parameter in twin.named_parameters()}
-    loss(stock_forward(chain.module.module, *batch.inputs, labels=batch.labels, temperature=0.7)).backward()
-    unfused = main_gradients(chain)
-    loss(fused(subject, chain, batch, mode, 0.7)).backward()
-    actual = main_gradients(chain)
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        size = gradient.norm()
-        error, allowed = (((found[name] - gradient).norm() / size).item() for found in (actual, unfused))
-        # bf16's unit roundoff over the handful of roundings that both paths make.
-        assert error <= 1.25 * allowed + 4e-3, f"{name}: relative error {error:.3g}, unfused bf16 path {allowed:.3g}"
+    batch = _batch(shape)
+    assert_no_worse_gradients(subject, shape, batch, mode, weighted(batch.labels))
 
 
+@pytest.mark.needs("legacy")
 @TIED
 def test_forced_legacy_equals_hook_bit_for_bit(subject, tied):
     """One head in two installations, and one kernel whose sums have one order: equal, gradients included."""
@@ -127,28 +108,4 @@ def test_forced_legacy_equals_hook_bit_for_bit(subject, tied):
 @MODES
 @TIED
 def test_multi_token_prediction(subject, tied, mode):
-    """The main head's outputs are right with MTP on, and MTP's own parameters learn from their own loss."""
-    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
-    MTPLossLoggingHelper.tracker.clear()
-    shape = replace(LANE, tied=tied, mtp=1)
-    chain, batch = bf16_chain(shape), batch_for(LANE.vocab, 2, 33, seed=3)
-    inputs = {"loss_mask": torch.ones_like(batch.labels, dtype=torch.float32)}
-    chain.train()
-    truth = truth_of_the_head(chain, batch, 0.7, **inputs)
-    stock_forward(chain.module.module, *batch.inputs, labels=batch.labels, **inputs).log_probs.sum().backward()
-    expected = main_gradients(chain)
-    output = fused(subject, chain, batch, mode, 0.7, **inputs)
-    for name in ("log_probs", "entropy"):
-        unfused = rms(getattr(truth.unfused, name) - getattr(truth, name))
-        assert rms(getattr(output, name) - getattr(truth, name)) <= unfused / 8 + FP32_NOISE
-    main_gradients(chain)
-    with patched(subject, chain, mode):
-        subject.call(chain, *batch.inputs, labels=batch.labels, **inputs).log_probs.sum().backward()
-    actual = main_gradients(chain)
-    own = [name for name in actual if name.startswith("mtp.")]
-    assert own
-    for name in own:
-        difference = ((actual[name] - expected[name]).norm() / expected[name].norm()).item()
-        # Stock's MTP logits are rounded to bf16, ours are not: gradients differ by that rounding.
-        assert difference <= 0.1, f"{name}: relative difference {difference:.3g}"
+    assert_mtp_learns(subject, 2, tied, mode)

@@ -1,6 +1,6 @@
 """The implementation under test, reached through a small protocol.
 
-``MCORE_COMPAT_SUBJECT`` names it: ``mcore_fused`` (default), ``stock``, ``path/to/file.py:Class`` or
+``MCORE_COMPAT_SUBJECT`` names it: ``mcore_fused`` (default), ``stock``, ``verl``, ``path/to/file.py:Class`` or
 ``package.module:Class``. A third party adds one class. Every capability but ``call`` is optional; a check whose
 capability is missing is deselected, and the report says so with the consequence; it never counts as passed.
 """
@@ -23,6 +23,9 @@ CAPABILITIES = {
     "refusal": "no check that unsupported models and calls are refused",
     "evidence": "nothing is counted; a subject that patches models is then called unproven",
     "factories": "no forward functions for padded and jagged micro-batches, no packing",
+    "jagged": "no forward function for jagged micro-batches on the GPU lane",
+    "ignored_labels": "no check that an ignored label (-100) gives exactly zero",
+    "temperature_per_token": "one temperature a batch, none for each token",
     "schedule_plan": "no fused 1F1B schedule plans",
     "float64": "no numbers against the float64 reference",
 }
@@ -53,6 +56,9 @@ class Subject(Protocol):
     def call(self, model: Any, *inputs: Any, labels: Any, temperature: Any = 1.0, **kwargs: Any) -> Output:
         """One fused call on a patched model."""
 
+    def jagged_forward(self, mode: str = "auto") -> Any:
+        """The forward function for jagged micro-batches, with the signature of verl's engine forward."""
+
     def evidence(self) -> dict[str, int]:
         """hook_calls, deferred_head_calls, kernel_launches, unfused_fallbacks of this process so far."""
 
@@ -82,6 +88,11 @@ class McoreFused:
         import mcore_fused
 
         return mcore_fused.call_fused_forward(model, *inputs, labels=labels, temperature=temperature, **kwargs)
+
+    def jagged_forward(self, mode="auto"):
+        from mcore_fused.model_forward import fused_forward_no_padding_gen
+
+        return fused_forward_no_padding_gen(mode=mode)
 
     def evidence(self):
         from mcore_fused import evidence
@@ -139,9 +150,13 @@ def load_subject() -> Subject:
         return McoreFused()
     if name == "stock":
         return Stock()
+    if name == "verl":
+        from .verl_subject import Verl
+
+        return Verl()
     place, _, attribute = name.rpartition(":")
     if not place:
-        raise ValueError(f"MCORE_COMPAT_SUBJECT={name!r}; allowed: mcore_fused, stock, file.py:Class, module:Class")
+        raise ValueError(f"MCORE_COMPAT_SUBJECT={name!r}; allowed: mcore_fused, stock, verl, file.py:Name, module:Name")
     found = getattr(_module(place), attribute)()
     unknown = set(found.capabilities) - CAPABILITIES.keys()
     if unknown or "call" not in found.capabilities:

@@ -9,6 +9,7 @@ import copy
 import importlib.util
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import gpt_layer_specs
@@ -20,6 +21,10 @@ from support.subject import patched
 
 HAS_TE = importlib.util.find_spec("transformer_engine") is not None
 SPECS = ("local", "transformer_engine") if HAS_TE else ("local",)
+MODES = pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.needs("legacy"))])
+TIED = pytest.mark.parametrize("tied", [False, True])
+# fp32's own error on values up to some tens.
+FP32_NOISE = 1e-5
 # Wide enough that a bf16 sum rounds as in practice, and a vocabulary that ends inside a tile.
 LANE = Shape(hidden=128, vocab=1003, dtype=torch.bfloat16)
 
@@ -110,6 +115,51 @@ def main_gradients(chain):
     }
     chain.zero_grad_buffer()
     return found
+
+
+def assert_no_worse_outputs(output, truth, labels):
+    """Log-probs and entropy of every token with a label: an eighth of the unfused bf16 path's error, and fp32's own."""
+    counted = labels != -100
+    for name in ("log_probs", "entropy"):
+        actual, expected = getattr(output, name), getattr(truth, name)
+        assert actual.dtype is torch.float32
+        assert actual.shape == expected.shape
+        unfused = rms((getattr(truth.unfused, name) - expected)[counted])
+        error = rms((actual - expected)[counted])
+        assert error <= unfused / 8 + FP32_NOISE, f"{name}: error {error:.3g}, unfused bf16 path {unfused:.3g}"
+
+
+def assert_no_worse_gradients(subject, shape, batch, mode, loss, temperature=0.7):
+    """Every parameter's gradient of ``loss(output)`` through DDP's buffers, against the float64 twin's.
+
+    The fused and the unfused path share the bf16 backward of the model's body, so the errors are alike there; a missing
+    term (entropy, tied embedding, a temperature) is larger by orders of magnitude.
+    """
+    chain = bf16_chain(shape)
+    twin, asked = float64_twin(chain, shape), {"labels": batch.labels, "temperature": temperature}
+    loss(stock_forward(twin, *batch.inputs, **asked)).backward()
+    expected = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    loss(stock_forward(chain.module.module, *batch.inputs, **asked)).backward()
+    unfused = main_gradients(chain)
+    loss(fused(subject, chain, batch, mode, temperature)).backward()
+    actual = main_gradients(chain)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        size = gradient.norm()
+        error, allowed = (((found[name] - gradient).norm() / size).item() for found in (actual, unfused))
+        # bf16's unit roundoff over the handful of roundings that both paths make.
+        assert error <= 1.25 * allowed + 4e-3, f"{name}: relative error {error:.3g}, unfused bf16 path {allowed:.3g}"
+
+
+def weighted(labels, seed=2):
+    """A loss that weighs every token with a label by itself: sums would hide what two tokens exchange."""
+    weights = torch.randn(2, *labels.shape, generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    weights = weights * (labels != -100)
+
+    def loss(output):
+        return (weights[0] * output.log_probs - 0.5 * weights[1] * output.entropy).sum()
+
+    return loss
 
 
 def rms(difference):

@@ -16,10 +16,10 @@ def advantages_for(labels):
 
 def policy_loss(output, old_log_probs, advantages):
     """The clipped surrogate of PPO with an entropy bonus, averaged over the slots that have a label."""
-    counted = (advantages != 0).sum()
+    counted = advantages != 0
     ratio = (output.log_probs - old_log_probs).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    return -(surrogate + 0.01 * output.entropy).sum() / counted
+    return -((surrogate + 0.01 * output.entropy) * counted).sum() / counted.sum()
 
 
 class MasterWeights:
