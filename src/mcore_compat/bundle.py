@@ -23,11 +23,12 @@ from packaging.utils import canonicalize_name
 
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.matrix import Cell, load_matrix
+from mcore_compat.peers import PEERS, PEERS_FOLDER, Peer, peer_wheel
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.uv import Uv, UvFailure
 from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError, distribution_name
 
-__all__ = ["IMAGE_PACKAGES", "make_bundle", "run_command"]
+__all__ = ["IMAGE_PACKAGES", "fetch_peer", "make_bundle", "run_command"]
 
 # Never carried and never installed: they are what a GPU host is.
 IMAGE_PACKAGES = ("torch", "triton", "numpy")
@@ -72,6 +73,25 @@ def make_bundle(root: Path, folder: Path, cells: Sequence[Cell], common: Sequenc
     return house
 
 
+def fetch_peer(folder: Path, peer: Peer, python: str, uv: Uv) -> Path:
+    """The wheel of another project's package in ``folder/peers``, without its dependencies; kept where it is right.
+
+    Raises:
+        InfrastructureError: it cannot be downloaded, or is not the file whose hash is pinned.
+    """
+    try:
+        return peer_wheel(folder, peer)
+    except WheelhouseError:
+        target = folder / PEERS_FOLDER
+    target.mkdir(parents=True, exist_ok=True)
+    (target / peer.filename).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-bundle-") as scratch:
+        lock = Path(scratch, "lock.txt")
+        lock.write_text(f"{peer.requirement}\n", encoding="utf-8")
+        _Maker(folder, uv, python).download(lock, target)
+    return peer_wheel(folder, peer)
+
+
 class _Maker:
     """Fetches and builds into one folder, each file once."""
 
@@ -88,8 +108,12 @@ class _Maker:
         with tempfile.TemporaryDirectory(prefix="mcore-compat-bundle-") as scratch:
             lock = self._lock(Path(scratch), wanted, deep=True)
             files = Path(scratch, "files")
-            self._pip("download", lock, files, "--only-binary", ":all:")
+            self.download(lock, files)
             return tuple(self._take(path, "index") for path in sorted(files.glob("*.whl")))
+
+    def download(self, lock: Path, target: Path) -> None:
+        """The very wheels that a lock names, by their hashes."""
+        self._pip("download", lock, target, "--only-binary", ":all:")
 
     def megatron(self, cell: Cell) -> Wheel:
         """megatron-core's wheel for a cell: as published, else built."""
@@ -187,10 +211,15 @@ def run_command(arguments: Sequence[str], root: Path, host: dict[str, str]) -> i
     parser = argparse.ArgumentParser(prog="ci/bundle", description=__doc__)
     parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
     parser.add_argument("--out", type=Path, default=root / ".bundle", help="default: .bundle/")
+    parser.add_argument(
+        "--subject", action="append", default=[], choices=sorted(PEERS), help="carry this package too; repeatable"
+    )
     options = parser.parse_args(arguments)
     matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
     cells = plan_cells(matrix, Selection(patterns=tuple(options.select)))
-    house = make_bundle(root, options.out, cells, matrix.requirements, Uv.find(host))
+    uv = Uv.find(host)
+    house = make_bundle(root, options.out, cells, matrix.requirements, uv)
+    peers = [fetch_peer(options.out, PEERS[name], house.python, uv) for name in sorted(set(options.subject))]
     for group in (house.harness, house.suite):
         missing = unmet(house, group)
         if missing:
@@ -198,7 +227,9 @@ def run_command(arguments: Sequence[str], root: Path, host: dict[str, str]) -> i
     built = sum(wheel.origin == "built" for wheel in house.wheels)
     sys.stdout.write(
         f"{options.out.name}/: {len(house.cells)} megatron-cores, {len(house.wheels)} wheels ({built} built from "
-        f"source), {house.size / (1 << 20):.1f} MiB\n"
+        f"source), {house.size / (1 << 20):.1f} MiB"
+        + "".join(f"; {PEERS_FOLDER}/{peer.name}, {peer.stat().st_size / (1 << 20):.1f} MiB" for peer in peers)
+        + "\n"
     )
     if house.size > _LIMIT_BYTES:
         raise WheelhouseError(

@@ -20,7 +20,7 @@ import pytest
 __all__ = ["pytest_sessionfinish"]
 
 _OF_IMAGE = ("torch", "triton", "numpy")
-_WATCHED = ("megatron", "mcore_fused", *_OF_IMAGE)
+_WATCHED = ("megatron", "mcore_fused", "verl", *_OF_IMAGE)
 
 
 @pytest.hookimpl(trylast=True)

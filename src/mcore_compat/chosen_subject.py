@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.errors import UsageError
+from mcore_compat.peers import PEERS, Peer
 
 __all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject"]
 
 DEFAULT_SUBJECT = "mcore_fused"
-BUILT_IN = (DEFAULT_SUBJECT, "stock")
+BUILT_IN = (DEFAULT_SUBJECT, "stock", *PEERS)
 _IN_A_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _FORMS = f"{', '.join(BUILT_IN)}, path/to/file.py:Class, package.module:Class"
 
@@ -29,12 +30,14 @@ class ChosenSubject:
     Attributes:
         name: as reports name it; never an absolute path.
         variable: what the suite is told in ``MCORE_COMPAT_SUBJECT``.
-        digest: of what decides its behaviour as far as it is known here: the name, or the file's content.
+        digest: of what decides its behaviour as far as it is known here: the name, the file's content, or the package.
+        peer: the published package that it is, if it is one.
     """
 
     name: str = DEFAULT_SUBJECT
     variable: str = DEFAULT_SUBJECT
     digest: str = DEFAULT_SUBJECT
+    peer: Peer | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -45,16 +48,19 @@ class ChosenSubject:
 OURS = ChosenSubject()
 
 
-def choose_subject(text: str) -> ChosenSubject:
+def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
     """Understand what was typed.
 
     Args:
         text: a built-in name, ``path/to/file.py:Class``, or ``package.module:Class`` of a package that the cells'
             requirements in ``matrix.toml`` bring in.
+        lane: of the cells that are to judge it.
 
     Raises:
-        UsageError: there is no such name, file or class.
+        UsageError: there is no such name, file or class, or it cannot run in this lane.
     """
+    if text in PEERS:
+        return _of_peer(text, PEERS[text], lane)
     if text in BUILT_IN:
         return ChosenSubject(text, text, text)
     path, separator, attribute = text.rpartition(":")
@@ -65,6 +71,12 @@ def choose_subject(text: str) -> ChosenSubject:
     near = difflib.get_close_matches(text, BUILT_IN, n=1)
     hint = f"Did you mean `{near[0]}`? " if near else ""
     raise UsageError(f"There is no subject `{text}`.", f"{hint}Allowed: {_FORMS}.")
+
+
+def _of_peer(name: str, peer: Peer, lane: str) -> ChosenSubject:
+    if lane not in peer.lanes:
+        raise UsageError(peer.elsewhere, f"Run `ci/gpu --subject {name}` on a host with one.")
+    return ChosenSubject(name, name, f"{peer.distribution}=={peer.version}:{peer.sha256}", peer)
 
 
 def _of_file(path: Path, attribute: str) -> ChosenSubject:

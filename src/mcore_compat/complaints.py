@@ -255,6 +255,9 @@ def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: Chosen
         yield unproven("no process of the suite imported megatron")
     if subject.is_ours and run.origins and not any(origins.modules.get("mcore_fused", 0) for origins in run.origins):
         yield unproven("no process of the suite imported the subject")
+    peer = subject.peer
+    if peer is not None and run.origins and not any(seen.modules.get(peer.distribution, 0) for seen in run.origins):
+        yield unproven(f"no process of the suite imported a module of {peer.distribution}")
 
 
 def excused(check: str, exceptions: tuple[Expectation, ...]) -> Expectation | None:

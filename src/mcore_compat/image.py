@@ -30,6 +30,7 @@ from mcore_compat.bundle import IMAGE_PACKAGES
 from mcore_compat.environment import cell_environment
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.matrix import Cell, ReasonedVariable
+from mcore_compat.peers import Peer, peer_wheel
 from mcore_compat.proof import Facts, problems
 from mcore_compat.provision import Environment, Provisioned
 from mcore_compat.subject import Subject
@@ -128,31 +129,43 @@ def image_cell(
     )
 
 
-def link_farm(image: Image, house: Wheelhouse, folder: Path) -> Path:
+def link_farm(image: Image, house: Wheelhouse, folder: Path, peer: Peer | None = None) -> Path:
     """A folder of links to everything in the image that no cell may get elsewhere.
 
-    Left out are megatron-core, this project, and the metadata of what the bundle brings; the modules of the latter
-    are found in the cell first.
+    Left out are megatron-core, this project, the package under test, and the metadata of what the bundle brings; the
+    modules of the latter are found in the cell first.
     """
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     brought = {"megatron-core", "mcore-compat", *(distribution_name(wheel.filename) for wheel in house.suite)}
+    own = {peer.distribution} if peer is not None else set()
+    brought |= own
+    hidden = {*_NOT_LINKED, *own}
     for site in image.sites:
         for entry in sorted(site.iterdir()):
             metadata = entry.suffix in {".dist-info", ".egg-info"}
             if metadata and distribution_name(entry.name) in brought:
                 continue
-            if entry.name in _NOT_LINKED or entry.suffix in {".pth", ".egg-link"} or (folder / entry.name).is_symlink():
+            if entry.name in hidden or entry.suffix in {".pth", ".egg-link"} or (folder / entry.name).is_symlink():
                 continue
             (folder / entry.name).symlink_to(entry)
     return folder
 
 
 def provision_in_image(
-    cell: Cell, house: Wheelhouse, farm: Path, subject: Subject, cells: Path, host: Mapping[str, str]
+    cell: Cell,
+    house: Wheelhouse,
+    farm: Path,
+    subject: Subject,
+    cells: Path,
+    host: Mapping[str, str],
+    peer: Peer | None = None,
 ) -> Provisioned:
-    """Make the environment of ``cell`` below ``cells`` and prove it; anew every time, since it costs a second."""
+    """Make the environment of ``cell`` below ``cells`` and prove it; anew every time, since it costs a second.
+
+    With ``peer`` the published package under test lies in it too, as its wheel has it.
+    """
     started = time.monotonic()
 
     def refused(verdict: Verdict, reason: str, next_step: str) -> Provisioned:
@@ -168,8 +181,11 @@ def provision_in_image(
         site = _bare_environment(folder)
         house.unpack((*house.suite, *wheels), site)
         unpack(subject.wheel, site)
+        if peer is not None:
+            unpack(peer_wheel(house.folder, peer), site)
         (site / "mcore_compat_image.pth").write_text(f"{farm}\n", encoding="utf-8")
         lock = "".join(f"{w.filename} --hash=sha256:{w.sha256}\n" for w in (*wheels, *house.suite))
+        lock += f"{peer.filename} --hash=sha256:{peer.sha256}\n" if peer is not None else ""
         (folder / "lock.txt").write_text(lock, encoding="utf-8")
         facts = _probed(cell, folder, host)
     except WheelhouseError as exc:
@@ -181,6 +197,8 @@ def provision_in_image(
     if isinstance(facts, str):
         return refused(Verdict.INFRA, facts, "Give the cell the requirement or the variable that this release needs.")
     wrong = problems(cell, facts, {}, subject.version)
+    if peer is not None and facts.version(peer.distribution) != peer.version:
+        wrong += (f"{peer.distribution} is {facts.version(peer.distribution) or 'not there'}, not {peer.version}",)
     if wrong:
         return refused(
             Verdict.INFRA,

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mcore_compat import render_markdown, render_terminal
+from mcore_compat.chosen_subject import BUILT_IN, DEFAULT_SUBJECT, ChosenSubject, choose_subject
 from mcore_compat.errors import UsageError
 from mcore_compat.gate import render as gate_render
 from mcore_compat.gate.image import run_gate_on_image
@@ -52,6 +53,7 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
     """
     options = _parser().parse_args(arguments)
     candidate = _candidate(options)
+    subject = _subject(options)
     house = Wheelhouse.read(bundle)
     house.check_host(platform.machine())
     matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
@@ -67,6 +69,8 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
             f"--nproc {options.nproc} needs a GPU for each rank, this host has {cards}.",
             "Leave --nproc out, or run on a host with more.",
         )
+    if subject.peer is not None and not cards:
+        raise UsageError(subject.peer.elsewhere, f"Run `ci/gpu --subject {subject.name}` on a host with one.")
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=options.work) as work:
         config = LaneConfig(
             root=root,
@@ -80,6 +84,7 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
             limit_s=options.limit,
             commit=options.commit or _commit(root),
             variables=variables,
+            subject=subject,
         )
         if candidate is not None:
             return _gate(config, house, host, console, candidate, options)
@@ -118,6 +123,20 @@ def _candidate(options: argparse.Namespace) -> str | None:
     return str(names[0])
 
 
+def _subject(options: argparse.Namespace) -> ChosenSubject:
+    """What is judged.
+
+    Raises:
+        UsageError: there is no such subject, or it is asked for where only this project's own is judged.
+    """
+    subject = choose_subject(options.subject, "gpu")
+    ours_only = {"gate": options.gate, "--fault": options.fault, "--nproc": options.nproc > 1}
+    asked = [name for name, given in {**ours_only, "--write-inventory": options.write_inventory}.items() if given]
+    if asked and not subject.is_ours:
+        raise UsageError(f"`{asked[0]}` judges {DEFAULT_SUBJECT} only.", "Leave --subject out, or this.")
+    return subject
+
+
 def _gate(
     config: LaneConfig,
     house: Wheelhouse,
@@ -148,6 +167,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("gate", nargs="*", metavar="gate CANDIDATE", help="judge a release of the bundle, or a wheel")
     parser.add_argument("--baseline", "-b", help="of the gate; default: the newest green release")
     parser.add_argument("--no-rerun", action="store_true", help="of the gate: do not run twice where the sides differ")
+    parser.add_argument(
+        "--subject",
+        default=DEFAULT_SUBJECT,
+        help=f"what is judged: {', '.join(BUILT_IN)}, file.py:Class or module:Class",
+    )
     parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="cells side by side; default: all cores")
     parser.add_argument("--nproc", type=int, default=1, help="ranks, one a GPU: above 1 the parallel checks run")

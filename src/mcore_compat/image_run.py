@@ -20,12 +20,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcore_compat.chosen_subject import OURS, ChosenSubject
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.expectations import Expectations, load_expectations
 from mcore_compat.image import Image, image_cell, link_farm, provision_in_image, read_image
 from mcore_compat.inventory import Inventory, check_of, load_inventory
 from mcore_compat.judge import judge_cell, judge_expectations
 from mcore_compat.matrix import Cell
+from mcore_compat.peers import peer_wheel
 from mcore_compat.progress import Display
 from mcore_compat.report import CellResult, Finding, Report, SubjectInfo
 from mcore_compat.runner import SuiteOptions, run_suite
@@ -54,6 +56,7 @@ class LaneConfig:
         limit_s: seconds for one cell's suite.
         commit: what the checkout says of itself where git is not there to ask.
         variables: passed to the suite.
+        subject: the implementation that the suite judges.
     """
 
     root: Path
@@ -67,6 +70,7 @@ class LaneConfig:
     limit_s: int
     commit: str | None
     variables: Mapping[str, str]
+    subject: ChosenSubject = OURS
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,10 @@ def run_lane(
         image_cell(cell, image, house, host, {**config.variables, **_card(config, image, host, place)}, config.limit_s)
         for place, cell in enumerate(config.cells)
     )
-    inputs = {"subject": subject.sha256, "suite": _digest_of_suite(config.root)}
+    peer = config.subject.peer
+    if peer is not None:
+        peer_wheel(house.folder, peer)  # missing or another: said before any cell is made
+    inputs = {"subject": subject.sha256, "judged": config.subject.digest, "suite": _digest_of_suite(config.root)}
     plan = RunPlan(
         run_id=new_run_id(started),
         started=started.isoformat(timespec="seconds"),
@@ -109,7 +116,7 @@ def run_lane(
     lane = _Lane(
         config=config,
         house=house,
-        farm=link_farm(image, house, config.work / "image"),
+        farm=link_farm(image, house, config.work / "image", peer),
         subject=subject,
         inventory=load_inventory(config.inventory),
         expectations=load_expectations(config.root / "compat_matrix" / "expectations.toml"),
@@ -125,7 +132,15 @@ def run_lane(
         started=plan.started,
         seconds=round(time.monotonic() - clock, 1),
         verdict=worst(verdicts),
-        subject=SubjectInfo(name=subject.name, version=subject.version, sha256=subject.sha256, commit=subject.commit),
+        subject=SubjectInfo(
+            name=subject.name,
+            version=subject.version,
+            sha256=subject.sha256,
+            commit=subject.commit,
+            judged=config.subject.name,
+            judged_version=peer.version if peer is not None else None,
+            judged_sha256=peer.sha256 if peer is not None else None,
+        ),
         suite_sha256=inputs["suite"],
         profile=config.profile,
         planned=plan.planned,
@@ -161,15 +176,20 @@ def _all_judged(lane: _Lane, cells: tuple[Cell, ...], display: Display) -> tuple
 def _judged(lane: _Lane, cell: Cell, display: Display) -> CellResult:
     config = lane.config
     display.phase(cell.id, "environment")
-    provisioned = provision_in_image(cell, lane.house, lane.farm, lane.subject, config.work / "cells", lane.host)
+    provisioned = provision_in_image(
+        cell, lane.house, lane.farm, lane.subject, config.work / "cells", lane.host, config.subject.peer
+    )
     suite = None
     if provisioned.environment is not None:
         display.phase(cell.id, f"environment made and proved in {provisioned.seconds:.1f} s, suite started")
-        options = SuiteOptions(config.suite, config.profile)
+        options = SuiteOptions(config.suite, config.profile, subject=config.subject)
         suite = run_suite(cell, provisioned.environment, options, lane.folder.cell(cell.id), lane.host, lane.cancel)
         lane.folder.save_text(f"cells/{cell.id}/lock.txt", provisioned.environment.lock)
     today = dt.datetime.now(dt.UTC).date()
-    judged = _advised(judge_cell(cell, provisioned, suite, lane.inventory, lane.expectations, today))
+    judged = _advised(
+        judge_cell(cell, provisioned, suite, lane.inventory, lane.expectations, today, subject=config.subject),
+        config.subject,
+    )
     measured = _measured(lane.folder.cell(cell.id) / "reportlog.jsonl")
     judged = judged.model_copy(update={"findings": (*judged.findings, *measured)})
     result = lane.folder.save_result(judged)
@@ -177,10 +197,11 @@ def _judged(lane: _Lane, cell: Cell, display: Display) -> CellResult:
     return result
 
 
-def _advised(result: CellResult) -> CellResult:
+def _advised(result: CellResult, subject: ChosenSubject = OURS) -> CellResult:
     """The environments of this lane are gone when somebody reads the report: say how to come back to one."""
     # A gate's side that is no cell of the matrix cannot be selected.
-    how = "the same command" if result.id in {"baseline", "candidate"} else f"`ci/gpu --select {result.id}`"
+    options = f"--select {result.id}" + ("" if subject.is_ours else f" --subject {subject.name}")
+    how = "the same command" if result.id in {"baseline", "candidate"} else f"`ci/gpu {options}`"
     again = f"Again: {how}; its log is in the run's folder, cells/{result.id}/output.log."
     findings = tuple(
         finding.model_copy(update={"next_step": again}) if finding.next_step.startswith("By hand:") else finding

@@ -141,6 +141,8 @@ class SubjectInfo(_Record):
         sha256: of its wheel.
         commit: of its checkout.
         judged: which implementation the suite judged; the distribution's own library unless another was asked for.
+        judged_version: of the published package that it is, if it is one.
+        judged_sha256: of that package's wheel.
     """
 
     name: str
@@ -148,12 +150,15 @@ class SubjectInfo(_Record):
     sha256: str
     commit: str | None = None
     judged: str = DEFAULT_SUBJECT
+    judged_version: str | None = None
+    judged_sha256: str | None = None
 
     @property
     def title(self) -> str:
         """In words: what was judged, and from which version."""
         version = f"{self.name} {self.version}" + (f" at {self.commit}" if self.commit else "")
-        return f"{self.judged}, {'of' if self.judged == DEFAULT_SUBJECT else 'judged by'} {version}"
+        judged = f"{self.judged} {self.judged_version}" if self.judged_version else self.judged
+        return f"{judged}, {'of' if self.judged == DEFAULT_SUBJECT else 'judged by'} {version}"
 
 
 class Report(_Record):

@@ -157,9 +157,18 @@ def _message(longrepr: Any) -> str:
         lines = (entry.get("data") or {}).get("lines") or []
         marked = [line[1:].rstrip() for line in lines if line.startswith("E ") or line == "E"]
         if marked:
-            return _limited(_dedented(marked))
+            return _limited(_bare(marked, lines, entry) or _dedented(marked))
     crash = longrepr.get("reprcrash") or {}
     return _limited(str(crash.get("message", "")).splitlines())
+
+
+def _bare(marked: list[str], lines: list[str], entry: Mapping[str, Any]) -> list[str]:
+    """What an error without words says by its place: the line of code, as in another project's bare ``assert``."""
+    code = [line[1:].strip() for line in lines if line.startswith(">")]
+    if len(marked) != 1 or not marked[0].strip().isidentifier() or not code:
+        return []
+    place = (entry.get("data") or {}).get("reprfileloc") or {}
+    return [f"{marked[0].strip()}: {code[-1]}", f"in {place.get('path', '?')}:{place.get('lineno', '?')}"]
 
 
 def _dedented(lines: list[str]) -> list[str]:
