@@ -7,6 +7,8 @@ from mcore_compat.contract.predicates import shown
 
 __all__ = ["text"]
 
+_MAX_CHANGES = 10
+
 
 def text(result: Bisected) -> str:
     """The first bad one, the contract item, upstream's change."""
@@ -28,8 +30,13 @@ def text(result: Bisected) -> str:
             lines.append(f"    at {finding.where}")
     if result.changes:
         lines += ["", "contract items that read otherwise:"]
-    for item, before, after in result.changes:
+    # Those that a rule speaks of first.
+    named = {finding.item for finding in result.findings}
+    changes = sorted(result.changes, key=lambda change: change[0] not in named)
+    for item, before, after in changes[:_MAX_CHANGES]:
         lines += [f"  {item}", f"    before: {shown(before)}", f"    after:  {shown(after)}"]  # type: ignore[arg-type]
+    if len(changes) > _MAX_CHANGES:
+        lines.append(f"  … and {len(changes) - _MAX_CHANGES} more: {', '.join(c[0] for c in changes[_MAX_CHANGES:])}")
     if result.diff:
         lines += ["", "upstream's change:", result.diff]
     return "\n".join(lines) + "\n"

@@ -153,3 +153,14 @@ def test_a_check_is_run_alone(tmp_path):
     assert f"{tmp_path}/test_a.py::test_b" in command
     assert tmp_path not in command
     assert tmp_path in _command(Path("python"), SuiteOptions(tmp_path, "ci"), tmp_path / "i", tmp_path / "l")
+
+
+def test_many_changed_items_are_cut_by_number_with_those_of_findings_first():
+    result = bisect_releases(
+        CONTRACTS, RULES, Question("check", "t"), "0.17.1", "0.18.0", lambda name: name == "0.18.0"
+    )
+    words = render.text(result)
+    shown = [line.strip() for line in words.splitlines() if line.startswith("  ") and not line.startswith("   ")]
+    assert len(shown) == 11
+    assert shown[-1].startswith(f"… and {len(result.changes) - 10} more: ")
+    assert {"gpt.hook", "imports.triton"} & set(shown[:10])
