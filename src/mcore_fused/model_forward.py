@@ -139,7 +139,7 @@ def fused_forward_model_gen(vision_model: bool = False, mode: ModeRequest = "aut
 
 
 def forward_model_gen(vision_model: bool = False) -> PaddedForward:
-    """Unfused counterpart of :func:`fused_forward_model_gen`; holds the logits, does not train MTP to 0.18."""
+    """Unfused counterpart of :func:`fused_forward_model_gen`, MTP's loss included; holds the logits."""
     return _padded(StockHead(), vision_model)
 
 
@@ -149,7 +149,7 @@ def fused_forward_no_padding_gen(vision_model: bool = False, mode: ModeRequest =
 
 
 def forward_no_padding_gen(vision_model: bool = False) -> NoPaddingForward:
-    """Unfused counterpart of :func:`fused_forward_no_padding_gen`; holds the logits, does not train MTP to 0.18."""
+    """Unfused counterpart of :func:`fused_forward_no_padding_gen`, MTP's loss included; holds the logits."""
     return _no_padding(StockHead(), vision_model)
 
 

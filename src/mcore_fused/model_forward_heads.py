@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mcore_fused.errors import FusionDidNotRunError, qualified_name
+from mcore_fused.errors import FusionDidNotRunError, UnsupportedConfigError, qualified_name
+from mcore_fused.instance_attribute import replaced
+from mcore_fused.model_lock import lock_of
 from mcore_fused.output_layer import head_of
 from mcore_fused.outputs import FusedForwardOutput
 from mcore_fused.packing import IGNORE_INDEX
@@ -54,8 +56,16 @@ class StockHead:
     def __call__(
         self, model: nn.Module, keywords: Mapping[str, Any], labels: torch.Tensor, temperature: float | torch.Tensor
     ) -> FusedForwardOutput:
-        """See :class:`Head`; the model is called without labels."""
-        logits = _whole_vocabulary(_first(model(**keywords)), unwrap_model(model))
+        """See :class:`Head`; the model is called without labels, except where MTP wants them for a loss of its own.
+
+        Raises:
+            UnsupportedConfigError: a model with MTP inside an outer model that makes labels of its own.
+        """
+        inner: Any = unwrap_model(model)
+        if getattr(inner.config, "mtp_num_layers", None):
+            logits = _whole_vocabulary(_logits_beside_mtp(model, inner, keywords, labels), inner)
+        else:
+            logits = _whole_vocabulary(_first(model(**keywords)), inner)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scaled = logits / (temperature.unsqueeze(-1) if isinstance(temperature, torch.Tensor) else temperature)
         log_probs = torch.log_softmax(scaled, dim=-1)
@@ -69,6 +79,44 @@ class StockHead:
 def _first(result: Any) -> Any:
     """Outer models return their language model's result alone or first in a tuple."""
     return result[0] if isinstance(result, tuple | list) else result
+
+
+def _logits_beside_mtp(
+    model: nn.Module, inner: nn.Module, keywords: Mapping[str, Any], labels: torch.Tensor
+) -> torch.Tensor:
+    """Stock logits ``[batch, seq, vocabulary shard]`` of a call in which MTP computes its loss.
+
+    Without labels releases to 0.16 fail in MTP, 0.17 and 0.18 leave its loss out, and 0.19 makes labels from the ids,
+    whatever the caller masked. With labels the model returns its loss in place of logits; so for the one call, on this
+    instance, its loss method returns the logits that it is given for these labels.
+    """
+    with lock_of(inner):
+        reading = _LogitsForLoss(inner, labels)
+        with replaced(inner, "compute_language_model_loss", reading):
+            result: torch.Tensor = _first(model(labels=labels, **keywords))
+    if not reading.was_asked:
+        raise UnsupportedConfigError(
+            f"{qualified_name(model)} calls its {qualified_name(inner)} with labels of its own, and MTP is on.",
+            "run this model fused, or without MTP.",
+        )
+    return result
+
+
+class _LogitsForLoss:
+    """A loss method that gives logits for the caller's own labels, and the model's loss for any others."""
+
+    def __init__(self, model: Any, labels: torch.Tensor) -> None:
+        self.stock = model.compute_language_model_loss
+        self.labels = labels
+        self.was_asked = False
+
+    def __call__(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """``logits`` come as ``[seq, batch, vocabulary shard]`` and leave as the model returns them without labels."""
+        if labels is not self.labels:
+            loss: torch.Tensor = self.stock(labels, logits)
+            return loss
+        self.was_asked = True
+        return logits.transpose(0, 1).contiguous()
 
 
 def _whole_vocabulary(logits: torch.Tensor, model: nn.Module) -> torch.Tensor:

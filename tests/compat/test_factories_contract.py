@@ -223,6 +223,31 @@ def test_vision_models_get_padded_ids_and_their_images(padded, mode):
         assert all((result - expected).abs().max().item() <= 1e-9 for result in results)
 
 
+class LabelsOfItsOwn(VisionModel):
+    """An outer model that hands other labels to its language model than it was given."""
+
+    def forward(self, input_ids, position_ids, attention_mask, packed_seq_params, labels=None, loss_mask=None):
+        labels = labels.clone()
+        return super().forward(input_ids, position_ids, attention_mask, packed_seq_params, labels=labels)
+
+
+@pytest.mark.needs("refusal")
+@pytest.mark.since("mtp")
+def test_mtp_behind_labels_of_an_outer_model_is_refused_unfused():
+    """Stock logits are read at the caller's own labels; a loss must never be taken for logits."""
+    from mcore_fused.errors import UnsupportedConfigError
+
+    language, rows = build(Shape(packed=True, mtp=1)), Rows.of(97, (4, 2))
+    before = dict(vars(language))
+    with torch.no_grad(), pytest.raises((UnsupportedConfigError, AssertionError)) as caught:
+        _call(LabelsOfItsOwn(language), rows, fused=False, vision_model=True)
+    if not isinstance(caught.value, UnsupportedConfigError):  # 0.12 and 0.13 refuse MTP with packed batches themselves
+        assert "sequence packing is not yet supported" in str(caught.value)
+    else:
+        assert "labels of its own" in str(caught.value)
+    assert vars(language) == before
+
+
 def test_a_vision_model_needs_a_padding_token():
     from mcore_fused.errors import CallArgumentError
     from mcore_fused.model_forward import fused_forward_no_padding_gen

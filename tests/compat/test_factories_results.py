@@ -148,6 +148,59 @@ def _refusal(call):
     return ""
 
 
+def _packed_mtp_refusal(model, nested):
+    """What this release itself says to MTP with a packed batch; empty where it takes one."""
+    from mcore_fused.packing import PackingLayout, packed_seq_params
+
+    layout = PackingLayout.from_nested(nested)
+    ids, labels = layout.pack_ids(nested), layout.pack_labels(nested, ignore_index=0)
+    stock = {"labels": labels, "packed_seq_params": packed_seq_params(layout)}
+    return _refusal(lambda: model(ids, layout.position_ids, None, **stock))
+
+
+@pytest.mark.since("mtp")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_mtp_is_trained_fused_and_unfused_alike(mode, tied):
+    """L6, P7: outputs and every gradient, MTP's own loss included, masked labels and padding not.
+
+    Stock computes MTP's loss in fp32 (unit roundoff 6e-8): gradients that contain it agree to some 1e-6. Older releases
+    (0.12, 0.13) refuse MTP with packed batches themselves; then that refusal comes out of both.
+    """
+    from mcore_fused.model_forward import (
+        forward_model_gen,
+        forward_no_padding_gen,
+        fused_forward_model_gen,
+        fused_forward_no_padding_gen,
+    )
+
+    model, rows = build(Shape(packed=True, mtp=1, tied=tied)).train(), Rows.of(97, (5, 3), 9)
+    ids, labels, mask, counted = rows.padded((list(range(5)), [1, 2, 4]), 5)
+    counted[0, 1] = False
+    jagged, padded = (rows.nested, rows.nested, {}, 0.7, True, 0), (ids, None, mask, labels, counted, 0.7, {})
+    refusal = _packed_mtp_refusal(model, rows.nested)
+    for arguments, pair in (
+        (jagged, (fused_forward_no_padding_gen(mode=mode), forward_no_padding_gen())),
+        (padded, (fused_forward_model_gen(mode=mode), forward_model_gen())),
+    ):
+        if refusal:
+            assert "sequence packing is not yet supported" in refusal
+            for forward in pair:
+                with pytest.raises(AssertionError, match="sequence packing is not yet supported"):
+                    forward(model, *arguments)
+            continue
+        before, seen = dict(vars(model)), []
+        for forward in pair:
+            values = [value.values() if value.is_nested else value for value in forward(model, *arguments).values()]
+            sum(value.sum() for value in values).backward()
+            seen.append((values, gradients(model)))
+        assert vars(model) == before
+        (fused, learned), (unfused, expected) = seen
+        assert all(_close(actual, value) for actual, value in zip(fused, unfused, strict=True))
+        assert any(name.startswith("mtp.") and gradient.any() for name, gradient in learned.items())
+        assert_same_gradients(learned, expected, 2e-6)
+
+
 @pytest.mark.since("mtp")
 def test_mtp_is_trained_on_real_tokens_only():
     """L6: the MTP loss mask holds 1 at counted labels, so more padding changes no MTP gradient.
@@ -155,13 +208,9 @@ def test_mtp_is_trained_on_real_tokens_only():
     Older releases (0.12, 0.13) refuse MTP with packed batches themselves; then that refusal is what comes out.
     """
     from mcore_fused.model_forward import fused_forward_no_padding_gen
-    from mcore_fused.packing import PackingLayout, packed_seq_params
 
     model, nested = build(Shape(packed=True, mtp=1)).train(), Rows.of(97, (5, 3), 9).nested
-    layout = PackingLayout.from_nested(nested)
-    ids, labels = layout.pack_ids(nested), layout.pack_labels(nested, ignore_index=0)
-    stock = {"labels": labels, "packed_seq_params": packed_seq_params(layout)}
-    refusal = _refusal(lambda: model(ids, layout.position_ids, None, **stock))
+    refusal = _packed_mtp_refusal(model, nested)
     if refusal:
         assert "sequence packing is not yet supported" in refusal
         with pytest.raises(AssertionError, match="sequence packing is not yet supported"):
