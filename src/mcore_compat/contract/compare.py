@@ -147,5 +147,6 @@ def expected_modes(contract: Contract) -> dict[str, str | None]:
             callee = contract.value(f"{prefix}.head.call")
             stock = isinstance(callee, Mapping) and callee.get("callee") == "self.output_layer"
             hook = contract.value(f"{prefix}.hook") == "called"
-            modes[prefix] = "hook" if hook else ("legacy" if reachable and stock else None)
+            # Either mode needs the layer itself: with another head both are refused at patch time.
+            modes[prefix] = ("hook" if hook else "legacy") if reachable and stock else None
     return modes

@@ -135,6 +135,7 @@ def test_going_back_is_told_as_fixed():
         ([(HOOK, "            return dict(\n")], {"gpt": "legacy"}),
         ([("class GPTModel(", "class GPT(")], {}),
         ([("def _postprocess(", "def _finish(")], {"gpt": None}),
+        ([("logits, _ = self.output_layer(", "logits, _ = self.lm_head(")], {"gpt": None}),
     ],
 )
 def test_modes_follow_from_the_contract(edits, modes):
