@@ -73,3 +73,21 @@ def test_a_file_that_cannot_be_imported_is_named():
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), max_size=30))
 def test_any_parameter_belongs_to_its_check(parameter):
     assert check_of(f"sub/t.py::TestX::test_y[{parameter}]") == "sub/t.py::TestX::test_y"
+
+
+def _crashed(*lines):
+    data = {"lines": list(lines), "reprfileloc": {"path": "verl/kernels.py", "lineno": 7, "message": "AssertionError"}}
+    entry = json.loads(build.entry("t.py::test_x", "failed"))
+    entry["longrepr"] = {"reprtraceback": {"reprentries": [{"data": data}]}, "reprcrash": {"message": "AssertionError"}}
+    return parse([json.dumps(entry)]).checks["t.py::test_x"].message
+
+
+def test_a_bare_assert_of_another_project_is_told_by_its_code():
+    bare = _crashed("    def f(x):", ">       assert x.is_cuda", "E       AssertionError")
+    assert bare == "AssertionError: assert x.is_cuda\nin verl/kernels.py:7"
+
+
+def test_an_error_with_words_is_told_by_its_words():
+    told = _crashed(">       assert x, 'no x'", "E       AssertionError: no x", "E       assert 0")
+    assert told == "AssertionError: no x\nassert 0"
+    assert _crashed("E       AssertionError") == "AssertionError"

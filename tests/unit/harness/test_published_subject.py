@@ -1,0 +1,206 @@
+"""A published package as the subject: pinned, refused where it cannot run, seen to be imported, named in the report."""
+
+import dataclasses
+import hashlib
+import zipfile
+from pathlib import Path
+from types import MappingProxyType
+
+import harness_builders as build
+import pytest
+from typer.testing import CliRunner
+
+from mcore_compat import bundle, chosen_subject, cli, gate_cli, image, image_cli, image_run, render_markdown
+from mcore_compat.chosen_subject import choose_subject
+from mcore_compat.errors import UsageError
+from mcore_compat.image import Image, link_farm, provision_in_image
+from mcore_compat.judge import judge_cell
+from mcore_compat.peers import PEERS, PEERS_FOLDER, peer_wheel
+from mcore_compat.subject import Subject
+from mcore_compat.verdicts import Verdict
+from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+
+ROOT = Path(__file__).parents[3]
+VERL = PEERS["verl"]
+
+
+def _wheel(folder, name, version="1.0", members=()):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "x = 1\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/RECORD", "")
+        for member in members:
+            archive.writestr(member, "")
+    return path
+
+
+@pytest.fixture
+def peer(tmp_path, monkeypatch):
+    """A small package in verl's place, with its wheel in a bundle."""
+    path = _wheel(tmp_path / "bundle" / PEERS_FOLDER, "verl", "9.9")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    small = dataclasses.replace(VERL, version="9.9", filename=path.name, sha256=digest)
+    for module in (bundle, chosen_subject):
+        monkeypatch.setattr(module, "PEERS", MappingProxyType({"verl": small}))
+    return small
+
+
+def test_the_pin_is_one_file():
+    assert VERL.filename == f"verl-{VERL.version}-py3-none-any.whl"
+    assert VERL.requirement == f"verl=={VERL.version} --hash=sha256:{VERL.sha256}"
+    assert len(bytes.fromhex(VERL.sha256)) == 32
+
+
+def test_it_is_chosen_by_name_on_the_gpu_lane_only():
+    chosen = choose_subject("verl", "gpu")
+    assert (chosen.name, chosen.variable, chosen.peer, chosen.is_ours) == ("verl", "verl", VERL, False)
+    assert VERL.sha256 in chosen.digest
+    with pytest.raises(UsageError) as refused:
+        choose_subject("verl")
+    assert refused.value.problem.count(".") == 1, "one sentence"
+    assert "needs a GPU" in refused.value.problem
+    assert "ci/gpu --subject verl" in refused.value.next_step
+
+
+@pytest.mark.parametrize("command", [["run"], ["gate", "megatron-core==0.19.2"]])
+def test_the_cpu_commands_refuse_it_before_anything_is_made(command, monkeypatch):
+    def never(*_arguments, **_options):
+        raise AssertionError("something was prepared")
+
+    monkeypatch.setattr(cli, "prepare", never)
+    monkeypatch.setattr(gate_cli, "read_sides", never)
+    result = CliRunner().invoke(cli.app, [*command, "--subject", "verl"])
+    assert isinstance(result.exception, UsageError)
+    assert "needs a GPU" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["gate", "0.19.2"], ["--fault", "bf16-logits"], ["--nproc", "2"], ["--write-inventory"]],
+    ids=lambda more: more[0],
+)
+def test_what_judges_ours_only_refuses_another(more):
+    options = image_cli._parser().parse_args([*more, "--subject", "verl"])
+    with pytest.raises(UsageError, match="judges mcore_fused only"):
+        image_cli._subject(options)
+    assert image_cli._subject(image_cli._parser().parse_args(more)).is_ours
+
+
+def test_a_host_without_a_gpu_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_cli, "read_image", lambda: Image((), {}, "", ()))
+    monkeypatch.setattr(image_cli, "run_lane", lambda *_: pytest.fail("a cell was made"))
+    house = Wheelhouse(tmp_path, "3.12", "x86_64", (), (), {})
+    house.write()
+    monkeypatch.setattr(Wheelhouse, "check_host", lambda *_: None)
+    with pytest.raises(UsageError, match="needs a GPU"):
+        image_cli.run_command(["--subject", "verl", "--select", "0.18.2"], ROOT, tmp_path, {})
+
+
+def test_a_missing_or_another_wheel_is_refused(peer, tmp_path):
+    folder = tmp_path / "bundle"
+    assert peer_wheel(folder, peer) == folder / PEERS_FOLDER / peer.filename
+    (folder / PEERS_FOLDER / peer.filename).write_bytes(b"another")
+    with pytest.raises(WheelhouseError, match="is not the verl that is judged") as refused:
+        peer_wheel(folder, peer)
+    assert "ci/bundle --subject verl" in refused.value.next_step
+    with pytest.raises(WheelhouseError, match="has no peers/"):
+        peer_wheel(tmp_path, peer)
+
+
+class _Uv:
+    """Answers a download with a file of the caller's choice."""
+
+    def __init__(self, content):
+        self.content, self.locks = content, []
+
+    def call(self, arguments, **_):
+        words = [str(argument) for argument in arguments]
+        lock, target = words[words.index("-r") + 1], words[words.index("-d") + 1]
+        assert {"--no-deps", "--require-hashes"} <= set(words)
+        self.locks.append(Path(lock).read_text(encoding="utf-8"))
+        Path(target, VERL.filename.replace(VERL.version, "9.9")).write_bytes(self.content)
+
+
+def test_the_bundle_fetches_it_once_by_its_hash(peer, tmp_path):
+    right = (tmp_path / "bundle" / PEERS_FOLDER / peer.filename).read_bytes()
+    uv = _Uv(right)
+    for _ in range(2):
+        fetched = bundle.fetch_peer(tmp_path / "other", peer, "3.12", uv)
+    assert fetched.read_bytes() == right
+    assert uv.locks == [f"{peer.requirement}\n"]
+    with pytest.raises(WheelhouseError):
+        bundle.fetch_peer(tmp_path / "third", peer, "3.12", _Uv(b"another"))
+
+
+def _provisioned(tmp_path, monkeypatch, peer, installed):
+    """An environment of one cell, its proof pretended: what is looked at is what was unpacked."""
+    megatron = _wheel(tmp_path / "bundle", "megatron_core", "0.18.2")
+    house = Wheelhouse(
+        tmp_path / "bundle", "3.12", "x86_64", (), (), {"megatron-core==0.18.2": (Wheel.of(megatron, ""),)}
+    )
+    own = _wheel(tmp_path / "own", "mcore_compat", "0.1.0")
+    subject = Subject(name="mcore-compat", version="0.1.0", sha256="", commit=None, wheel=own)
+    facts = build.facts()
+    facts = facts.model_copy(update={"distributions": {**facts.distributions, "verl": installed}})
+    monkeypatch.setattr(image, "_probed", lambda *_: facts)
+    monkeypatch.setattr(image, "problems", lambda *_: ())
+    return provision_in_image(build.cell(), house, tmp_path, subject, tmp_path / "cells", {}, peer)
+
+
+def test_the_cell_has_the_package_and_proves_its_version(peer, tmp_path, monkeypatch):
+    made = _provisioned(tmp_path, monkeypatch, peer, ("9.9",))
+    assert made.environment is not None, made.reason
+    (site,) = (made.environment.home.parent / "venv" / "lib").glob("python3*/site-packages")
+    assert (site / "verl" / "__init__.py").is_file()
+    assert f"{peer.filename} --hash=sha256:{peer.sha256}" in made.environment.lock
+
+
+@pytest.mark.parametrize(("installed", "said"), [((), "not there"), (("0.1",), "verl is 0.1, not 9.9")])
+def test_a_cell_with_another_version_proves_nothing(peer, tmp_path, monkeypatch, installed, said):
+    made = _provisioned(tmp_path, monkeypatch, peer, installed)
+    assert (made.environment, made.verdict) == (None, Verdict.INFRA)
+    assert said in made.reason
+
+
+def test_the_image_s_own_copy_is_not_lent(tmp_path):
+    site = tmp_path / "site-packages"
+    for name in ("verl", "verl-0.1.dist-info", "einops"):
+        (site / name).mkdir(parents=True)
+    house = Wheelhouse(tmp_path, "3.12", "x86_64", (), (), {})
+    picture = Image((site,), {}, "", ())
+    assert {entry.name for entry in link_farm(picture, house, tmp_path / "farm", VERL).iterdir()} == {"einops"}
+    assert {entry.name for entry in link_farm(picture, house, tmp_path / "farm").iterdir()} >= {"verl"}
+
+
+def _judged(**modules):
+    origins = (build.origins(modules={"megatron": 190, "torch": 900, **modules}),)
+    said = {"subject": "verl", "capabilities": ["call", "patch", "mode", "evidence"]}
+    run = build.suite_run(facts=build.suite_facts(**said), origins=origins)
+    return judge_cell(
+        build.cell(), build.provisioned(), run, build.inventory(), build.expectations(), build.TODAY,
+        subject=choose_subject("verl", "gpu"),
+    )  # fmt: skip
+
+
+def test_the_package_must_have_been_imported():
+    assert _judged(verl=26).verdict is Verdict.OK
+    result = _judged(verl=0)
+    assert result.verdict is Verdict.UNPROVEN
+    assert "no process of the suite imported a module of verl" in result.reason
+
+
+def test_the_report_names_the_package_and_its_hash():
+    plain = build.report(build.result())
+    told = {"judged": "verl", "judged_version": VERL.version, "judged_sha256": VERL.sha256}
+    report = plain.model_copy(update={"subject": plain.subject.model_copy(update=told)})
+    assert f"Subject: verl {VERL.version}, judged by mcore-compat 0.1.0" in render_markdown.render(report)
+    assert VERL.sha256 in report.model_dump_json()
+
+
+def test_the_way_back_names_the_subject():
+    finding = build.finding().model_copy(update={"next_step": "By hand: x"})
+    (told,) = image_run._advised(build.result(findings=(finding,)), choose_subject("verl", "gpu")).findings
+    assert "`ci/gpu --select 0.18.2 --subject verl`" in told.next_step
