@@ -98,7 +98,7 @@ class _Facts:
 
     def pytest_collection_finish(self, session):
         self.collected = [item.nodeid for item in session.items]
-        self.not_applicable = session.config.stash[_NOT_APPLICABLE]
+        self.not_applicable = session.config.stash.get(_NOT_APPLICABLE, {})  # unset where collecting failed
         self.write(complete=False)
 
     def pytest_sessionfinish(self, session):
