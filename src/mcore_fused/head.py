@@ -6,6 +6,8 @@ Hook mode and legacy mode both end here, with the same :class:`DeferredLogits`, 
 from __future__ import annotations
 
 import torch
+from torch import distributed as dist
+from torch import nn
 
 from mcore_fused import evidence
 from mcore_fused.deferred import DeferredLogits
@@ -91,6 +93,7 @@ def _run(
             ignore_index=context.ignore_index,
             scale=logits.scale,
             vocab_size=context.vocab_size,
+            vocab_shard=_vocab_shard(layer, weight, group),
             logits_budget_bytes=context.logits_budget_bytes,
             reduce_hidden_grad=False,  # done by the mapping above, or wanted partial by the layer
             backend=context.backend,
@@ -99,6 +102,14 @@ def _run(
     log_probs, entropy = logits.computed(compute)
     evidence.record(layer, kernel_launches=1)
     return log_probs.transpose(0, 1), entropy.transpose(0, 1)
+
+
+def _vocab_shard(layer: nn.Module, weight: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, int] | None:
+    """Where the shard lies, if the layer is split evenly, as Megatron's layers are; None asks the other ranks."""
+    if group is None:
+        return None
+    rows, ranks = weight.shape[0], dist.get_world_size(group)
+    return (dist.get_rank(group) * rows, ranks * rows) if getattr(layer, "output_size", None) == ranks * rows else None
 
 
 def _check_labels(labels: object, hidden: torch.Tensor) -> None:

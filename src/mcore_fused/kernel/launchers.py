@@ -67,7 +67,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class RowState:
-    """What a backward needs of each row, base 2: labels (local), lse, entropy; the label's raw logit. All ``[N]``."""
+    """What a backward needs of each row, base 2: labels, lse, entropy; the label's raw logit. All ``[N]``."""
 
     labels: Tensor
     lse: Tensor
@@ -213,6 +213,7 @@ def _combine(
         operands.real_rows,
         hidden_size,
         operands.ignore_index,
+        operands.vocab_start,
         PIECES=8 if count <= 8 else 32 if count <= 32 else max(128, triton.next_power_of_2(count)),
         BR=rows,
         BH=512,
@@ -356,7 +357,7 @@ def _label_column(operands: Operands, out: Tensor, rows: RowState, coefficients:
         row_scale,
         scale,
         tokens,
-        first,
+        operands.vocab_start + first,
         columns,
         BLOCK=block,
         PER_ROW=operands.row_scale is not None,

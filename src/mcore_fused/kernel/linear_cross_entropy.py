@@ -22,7 +22,7 @@ from mcore_fused.kernel.problem import Problem, exact_products
 from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES
 from mcore_fused.kernel.tensor_parallel import (
     active_group,
-    exchange_shard_sizes,
+    find_shard,
     start_all_reduce,
 )
 
@@ -37,6 +37,7 @@ class _Plan:
     ignore_index: int
     vocab_size: int | None
     group: dist.ProcessGroup | None
+    vocab_shard: tuple[int, int] | None
     reduce_hidden_grad: bool
     check_labels: bool
     keep_bytes: int
@@ -54,6 +55,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     scale: float = 1.0,
     vocab_size: int | None = None,
+    vocab_shard: tuple[int, int] | None = None,
     logits_budget_bytes: int = 0,
     reduce_hidden_grad: bool = True,
     check_labels: bool = False,
@@ -76,7 +78,9 @@ def linear_cross_entropy(
         ignore_index: a row with this label gives exactly 0 and 0, and no gradient.
         scale: logit multiplier (MuP), applied before the temperature.
         vocab_size: rows of the global weight that are real; padding rows beyond it take no part. With ``tp_group``
-            this reads the shard sizes on the host.
+            and without ``vocab_shard`` this reads the shard sizes on the host.
+        vocab_shard: first global row of this rank's weight, and the rows of all ranks together. None asks the other
+            ranks: one small all-gather more a call. All ranks pass it, or none does.
         logits_budget_bytes: memory that the forward may keep so that the backward recomputes less. It is rounded
             down to whole vocabulary chunks; too small a budget keeps nothing.
         reduce_hidden_grad: sum the hidden gradient over ``tp_group``. False where the caller's own layers do it.
@@ -96,7 +100,7 @@ def linear_cross_entropy(
         CallTypeError: wrong types or dtypes.
     """
     arguments = (hidden, weight, labels, temperature, reduction, tp_group, ignore_index, scale, vocab_size)
-    options = (logits_budget_bytes, reduce_hidden_grad, check_labels, backend, workspace_bytes)
+    options = (vocab_shard, logits_budget_bytes, reduce_hidden_grad, check_labels, backend, workspace_bytes)
     if torch.compiler.is_compiling():
         # one graph break at the door: what follows launches kernels and collectives on its own schedule
         return _compute_uncompiled(*arguments, *options)
@@ -113,6 +117,7 @@ def _compute(
     ignore_index: int,
     scale: float,
     vocab_size: int | None,
+    vocab_shard: tuple[int, int] | None,
     logits_budget_bytes: int,
     reduce_hidden_grad: bool,
     check_labels: bool,
@@ -142,6 +147,7 @@ def _compute(
         ignore_index=call.ignore_index,
         vocab_size=call.vocab_size,
         group=group,
+        vocab_shard=vocab_shard,
         reduce_hidden_grad=reduce_hidden_grad,
         check_labels=check_labels,
         keep_bytes=call.logits_budget_bytes if differentiable else 0,
@@ -169,19 +175,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         backend = backend_module(plan.path)
         with exact_products(hidden.device):
-            shard = exchange_shard_sizes(weight.shape[0], plan.group, hidden.device)
+            shard = find_shard(weight.shape[0], plan.group, plan.vocab_shard, hidden.device)
             if plan.check_labels:
                 _refuse_bad_labels(labels, plan.ignore_index, shard.vocabulary(plan.vocab_size))
             real_rows = shard.real_rows(plan.vocab_size)
-            problem = Problem(hidden, weight, logit_scale, real_rows, plan.ignore_index, plan.group)
-            # a function: its small operations are queued while the main kernel runs, which needs no labels
-            outcome = backend.forward(
-                problem, lambda: shard.local_labels(labels, plan.ignore_index, real_rows), plan.keep_bytes
-            )
+            start, backend_labels = shard.labels_for(plan.path, labels, plan.ignore_index, real_rows)
+            problem = Problem(hidden, weight, logit_scale, real_rows, plan.ignore_index, plan.group, start)
+            outcome = backend.forward(problem, backend_labels, plan.keep_bytes)
         record_launch(outcome.path, interpreted=hidden.device.type == "cpu" and outcome.path != "torch")
         per_row = isinstance(logit_scale, Tensor)
         ctx.save_for_backward(hidden, weight, outcome.labels, logit_scale if per_row else None, *outcome.rows)
-        ctx.plan, ctx.real_rows, ctx.logit_scale = plan, real_rows, None if per_row else logit_scale
+        ctx.plan, ctx.real_rows, ctx.start, ctx.logit_scale = plan, real_rows, start, None if per_row else logit_scale
         ctx.kept = outcome.kept
         ctx.set_materialize_grads(False)
         return outcome.log_probs, outcome.entropy
@@ -194,7 +198,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         kept, ctx.kept = ctx.kept, None  # consumed in place; a second backward recomputes
         logit_scale = ctx.logit_scale if row_scale is None else row_scale
-        problem = Problem(hidden, weight, logit_scale, ctx.real_rows, plan.ignore_index, plan.group)
+        problem = Problem(hidden, weight, logit_scale, ctx.real_rows, plan.ignore_index, plan.group, ctx.start)
         group = plan.group if plan.reduce_hidden_grad else None
         with exact_products(hidden.device):
             grad_hidden, grad_weight = backend_module(plan.path).gradients(

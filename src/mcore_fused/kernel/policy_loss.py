@@ -23,7 +23,7 @@ from mcore_fused.kernel.dispatch import backend_module, choose_path
 from mcore_fused.kernel.launches import record_launch
 from mcore_fused.kernel.problem import Problem, exact_products
 from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES, token_chunks
-from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, exchange_shard_sizes, start_all_reduce
+from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, find_shard, start_all_reduce
 
 __all__ = ["PolicyLoss", "PolicyLossOutput", "TokenLoss", "fused_linear_policy_loss", "token_loss"]
 
@@ -89,6 +89,7 @@ class _Plan:
     policy: PolicyLoss
     ignore_index: int
     vocab_size: int | None
+    vocab_shard: tuple[int, int] | None
     group: dist.ProcessGroup | None
     reduce_hidden_grad: bool
     denominator: float | None
@@ -159,6 +160,7 @@ def fused_linear_policy_loss(
     ignore_index: int = -100,
     scale: float = 1.0,
     vocab_size: int | None = None,
+    vocab_shard: tuple[int, int] | None = None,
     denominator: float | None = None,
     logits_bytes: int = DEFAULT_LOGITS_BYTES,
     weight_grad_dtype: torch.dtype | None = None,
@@ -169,7 +171,7 @@ def fused_linear_policy_loss(
 
     Args:
         hidden: as in :func:`linear_cross_entropy`, and so are ``weight``, ``labels``, ``temperature``, ``tp_group``,
-            ``ignore_index``, ``scale``, ``vocab_size``, ``reduce_hidden_grad`` and ``backend``.
+            ``ignore_index``, ``scale``, ``vocab_size``, ``vocab_shard``, ``reduce_hidden_grad`` and ``backend``.
         weight: see there.
         labels: see there; tokens that do not count hold ``ignore_index`` (this is the loss mask).
         advantages: labels' shape; no gradient flows into it.
@@ -181,6 +183,7 @@ def fused_linear_policy_loss(
         ignore_index: see there.
         scale: see there.
         vocab_size: see there.
+        vocab_shard: see there.
         denominator: the sum of token losses is divided by it (gradient accumulation, sequence means); None divides by
             the number of counted tokens of this call, without reading it on the host.
         logits_bytes: memory for one chunk's exponentials, in the inputs' dtype. Larger chunks are faster.
@@ -221,6 +224,7 @@ def fused_linear_policy_loss(
         policy=policy,
         ignore_index=call.ignore_index,
         vocab_size=call.vocab_size,
+        vocab_shard=vocab_shard,
         group=group,
         reduce_hidden_grad=reduce_hidden_grad,
         denominator=denominator,
@@ -315,7 +319,7 @@ class _Fold:
 
     def run(self) -> tuple[Tensor, ...]:
         plan = self.plan
-        shard = exchange_shard_sizes(self.weight.shape[0], plan.group, self.hidden.device)
+        shard = find_shard(self.weight.shape[0], plan.group, plan.vocab_shard, self.hidden.device)
         real_rows = shard.real_rows(plan.vocab_size)
         pieces = token_chunks(self.hidden.shape[0], real_rows, self.hidden.element_size(), plan.logits_bytes)
         done = [self._chunk(first, end, shard, real_rows) for first, end in pieces]
@@ -339,11 +343,12 @@ class _Fold:
     def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor | None, ...]:
         plan = self.plan
         scale = self.logit_scale[first:end] if isinstance(self.logit_scale, Tensor) else self.logit_scale
-        problem = Problem(self.hidden[first:end], self.weight, scale, real_rows, plan.ignore_index, plan.group)
+        start, labels = shard.labels_for(plan.path, self.labels[first:end], plan.ignore_index, real_rows)
+        problem = Problem(self.hidden[first:end], self.weight, scale, real_rows, plan.ignore_index, plan.group, start)
         wanted = self.need_hidden or self.need_weight
         outcome = self.backend.forward(
             problem,
-            lambda: shard.local_labels(self.labels[first:end], plan.ignore_index, real_rows),
+            labels,
             # whatever the chunk needs: token_chunks has fitted it into the budget
             1 << 62 if wanted else 0,
         )

@@ -28,6 +28,7 @@ class Problem:
         real_rows: rows of ``weight`` that take part; those after it are padding.
         ignore_index: the label of rows that do not count.
         group: vocabulary-parallel group, or None.
+        vocab_start: the first row's id among the labels handed to the backend: 0 where those are local rows.
     """
 
     hidden: Tensor
@@ -36,6 +37,7 @@ class Problem:
     real_rows: int
     ignore_index: int
     group: dist.ProcessGroup | None
+    vocab_start: int = 0
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Outcome:
     Attributes:
         log_probs: ``[N]``.
         entropy: ``[N]``.
-        labels: ``[N]``, as local rows of this shard.
+        labels: ``[N]``, as the backend was given them.
         rows: tensors ``[N]`` that the same backend's backward needs.
         path: what ran: "torch", "triton" or "gluon".
         kept: exponentials kept for the backward, or None. A backward consumes them.

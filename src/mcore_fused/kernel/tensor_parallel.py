@@ -1,10 +1,11 @@
 """Vocabulary shards over a process group: who owns which rows, and how statistics become global.
 
-Per call: one all-gather of one integer a rank (the shard sizes, which may differ), finished before the main kernel
-starts; one all-gather of four numbers a token; in backward one all-reduce of the hidden gradient. The first is not
-left to run beside the main kernel: that one fills every multiprocessor, so on a rank where it comes first the
-exchange waits for its end, and holds a multiprocessor of the other rank until then. Nothing is cached between calls:
-a rank that skipped a collective because it had seen its own shard size before would leave the others waiting.
+Per call: one all-gather of four numbers a token, and in backward one all-reduce of the hidden gradient. Where the
+caller cannot say which rows are its own, also one all-gather of one integer a rank (the shard sizes, which may
+differ), finished before the main kernel starts. It is not left to run beside the main kernel: that one fills every
+multiprocessor, so on a rank where it comes first the exchange waits for its end, and holds a multiprocessor of the
+other rank until then. Nothing is cached between calls: a rank that skipped a collective because it had seen its own
+shard size before would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import distributed as dist
 
 from mcore_fused.errors import CallArgumentError, CallTypeError
 
-__all__ = ["VocabShard", "active_group", "exchange_shard_sizes", "gather_statistics", "start_all_reduce"]
+__all__ = ["VocabShard", "active_group", "find_shard", "gather_statistics", "start_all_reduce"]
 
 
 def active_group(tp_group: object | None) -> dist.ProcessGroup | None:
@@ -46,12 +47,26 @@ class VocabShard:
     Attributes:
         rows: rows of the local weight.
         group: the process group, or None for the whole vocabulary on one rank.
-        sizes: ``[ranks]`` rows of every rank, on the device; None without a group.
+        sizes: ``[ranks]`` rows of every rank, on the device, where they had to be asked for.
+        place: first global row and rows of all ranks, where they are known on the host.
     """
 
     rows: int
     group: dist.ProcessGroup | None = None
     sizes: Tensor | None = None
+    place: tuple[int, int] | None = None
+
+    def labels_for(
+        self, path: str, labels: Tensor, ignore_index: int, real_rows: int
+    ) -> tuple[int, Callable[[], Tensor]]:
+        """The first row's id among a backend's labels, and those labels.
+
+        The kernels of a GPU subtract a start that is known; elsewhere labels become local rows. A function: its small
+        operations are queued while the main kernel runs, which needs no labels.
+        """
+        if self.place is not None and path != "torch":
+            return self.place[0], lambda: labels
+        return 0, lambda: self.local_labels(labels, ignore_index, real_rows)
 
     def local_labels(self, labels: Tensor, ignore_index: int, real_rows: int) -> Tensor:
         """Labels as local rows; ``ignore_index`` stays itself and never meets a shifted label.
@@ -59,10 +74,14 @@ class VocabShard:
         What this rank does not own is outside ``[0, real_rows)``, so that range is the whole owner test. No host
         synchronisation.
         """
-        if self.group is None or self.sizes is None:
+        if self.group is None:
             return labels
-        before = self.sizes[: dist.get_rank(self.group)].sum()
         wide = labels.to(torch.int64)
+        if self.place is not None:
+            before: int | Tensor = self.place[0]
+        else:
+            assert self.sizes is not None
+            before = self.sizes[: dist.get_rank(self.group)].sum()
         shifted = wide - before
         # a shifted label that lands on ignore_index would be taken for an ignored one: any unowned value serves
         unowned = -1 if ignore_index != -1 else -2
@@ -72,7 +91,7 @@ class VocabShard:
     def real_rows(self, vocab_size: int | None) -> int:
         """How many of the local rows lie below the global ``vocab_size``.
 
-        Under tensor parallelism this reads the shard sizes on the host, which waits for the device; leave
+        Where the shard sizes had to be asked for, this reads them on the host, which waits for the device; leave
         ``vocab_size`` None where the weight has no padding.
 
         Raises:
@@ -80,7 +99,9 @@ class VocabShard:
         """
         if vocab_size is None:
             return self.rows
-        if self.group is None or self.sizes is None:
+        if self.place is not None:
+            before, total = self.place
+        elif self.sizes is None:
             before, total = 0, self.rows
         else:
             sizes = self.sizes.tolist()
@@ -93,16 +114,37 @@ class VocabShard:
         return min(max(vocab_size - before, 0), self.rows)
 
     def vocabulary(self, vocab_size: int | None) -> int:
-        """The number of valid labels; reads the shard sizes on the host."""
+        """The number of valid labels; reads the shard sizes on the host where they had to be asked for."""
         if vocab_size is not None:
             return vocab_size
+        if self.place is not None:
+            return self.place[1]
         return self.rows if self.sizes is None else int(self.sizes.sum())
 
 
-def exchange_shard_sizes(rows: int, group: dist.ProcessGroup | None, device: torch.device) -> VocabShard:
-    """Learn every rank's number of rows; work queued after this call starts once they are there."""
+def find_shard(
+    rows: int, group: dist.ProcessGroup | None, place: tuple[int, int] | None, device: torch.device
+) -> VocabShard:
+    """Which rows of the vocabulary these are: as the caller says, or by asking the other ranks for their number.
+
+    Work queued after this call starts once they have answered.
+
+    Raises:
+        CallArgumentError: ``place`` does not fit the rows.
+    """
+    if place is not None:
+        start, total = place
+        whole = group is not None or (start, total) == (0, rows)
+        if not (start >= 0 and start + rows <= total and whole):
+            raise CallArgumentError(
+                f"vocab_shard is {place} and the weight has {rows} rows"
+                + ("" if group is not None else " and there is no tp_group"),
+                "pass the first global row of this rank's weight and the rows of all ranks together, or None.",
+            )
     if group is None:
         return VocabShard(rows)
+    if place is not None:
+        return VocabShard(rows, group, place=place)
     mine = torch.full((1,), rows, dtype=torch.int64, device=device)
     sizes = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
     dist.all_gather_into_tensor(sizes, mine, group=group)

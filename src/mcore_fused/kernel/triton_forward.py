@@ -157,7 +157,7 @@ def statistics_kernel(
         tl.store(out + 2 * N, b, mask=inside)
 
 
-@triton.jit(do_not_specialize=["N", "V", "pieces", "ignore_index"])
+@triton.jit(do_not_specialize=["N", "V", "pieces", "ignore_index", "label_start"])
 def combine_kernel(
     statistics,
     piece_stride,
@@ -179,6 +179,7 @@ def combine_kernel(
     V,
     H,
     ignore_index,
+    label_start,
     PIECES: tl.constexpr,
     BR: tl.constexpr,
     BH: tl.constexpr,
@@ -186,7 +187,7 @@ def combine_kernel(
     DOT: tl.constexpr,
     FINAL: tl.constexpr,
 ):
-    """Combine ``statistics[piece, 3 or 4, N]`` of disjoint vocabulary pieces.
+    """Combine ``statistics[piece, 3 or 4, N]`` of disjoint vocabulary pieces; ``label_start`` is the first row's id.
 
     DOT: the label's raw logit (before scale and temperature) is computed here; otherwise it is the pieces' fourth
     number (NaN: this piece does not own the label). FINAL: write the outputs and, in base 2, what the gradient needs;
@@ -207,13 +208,14 @@ def combine_kernel(
     total = tl.sum(s * shrink, 0)
     moment = tl.sum(tl.where(s > 0, shrink * (b + (m - base[None, :]) * s), 0.0), 0)
     if DOT:
-        owned = (label >= 0) & (label < V) & (label != ignore_index)
+        local = label - label_start
+        owned = (local >= 0) & (local < V) & (label != ignore_index)
         dot = tl.zeros((BR, BH), tl.float32)
         for k in range(0, H, BH):
             columns = k + tl.arange(0, BH)
             mask = owned[:, None] & (columns < H)[None, :]
             x = tl.load(h + rows.to(tl.int64)[:, None] * h_stride + columns[None, :], mask=mask, other=0.0)
-            y = tl.load(w + label[:, None] * w_stride + columns[None, :], mask=mask, other=0.0)
+            y = tl.load(w + local[:, None] * w_stride + columns[None, :], mask=mask, other=0.0)
             dot += x.to(tl.float32) * y.to(tl.float32)
         target = tl.where(owned, tl.sum(dot, 1), float("nan"))
     else:
