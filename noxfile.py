@@ -89,7 +89,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def ecosystem(session: nox.Session) -> None:
-    """The library beside other packages' real code (adapters of PEFT), in a few cells of their own."""
+    """The library beside other packages' real code (PEFT's adapters, verl's patch), in a few cells of their own."""
     harness(session)
     where = ("--data=compat_matrix/ecosystem", "--suite=tests/ecosystem", "--report-dir=reports/ecosystem")
     session.run(*COMMAND, "run", *where, *session.posargs)

@@ -91,6 +91,7 @@ class CellFields(DataModel):
             with or without ``megatron-core @`` before it; a relative path starts at the file's folder.
         contract_class: releases of one class have the same surface; pull requests run one cell of each.
         expected_mode: the installation that the subject must choose here by itself.
+        without_dependencies: packages that are installed by themselves, for a part that needs nothing more.
     """
 
     id: str
@@ -100,6 +101,7 @@ class CellFields(DataModel):
     expected_mode: Mode
     tags: tuple[str, ...] = Field(default=(), strict=False)
     requirements: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
+    without_dependencies: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
     constraints: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
     env: tuple[ReasonedVariable, ...] = Field(default=(), strict=False)
     allow_sdist: ReasonedFlag | None = None

@@ -188,8 +188,21 @@ def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
             cwd=folder,
         )
         uv.call(["pip", "install", "-q", *build, *python, "-r", "lock.txt"], cwd=folder)
+        if recipe.without_dependencies:
+            _install_alone(recipe.without_dependencies, folder, uv, python)
     except UvFailure as exc:
         raise _refusal(exc) from exc
+
+
+def _install_alone(specs: tuple[str, ...], folder: Path, uv: Uv, python: tuple[str | Path, ...]) -> None:
+    """Packages without theirs, wheels only; what was locked is added to the lock."""
+    (folder / "alone.in").write_text("\n".join(specs) + "\n", encoding="utf-8")
+    alone = ("--no-deps", "--only-binary", ":all:", *python)
+    compiled = ("pip", "compile", "-q", "--no-header", "--no-annotate", "--generate-hashes", *alone)
+    uv.call([*compiled, "-o", "alone.txt", "alone.in"], cwd=folder)
+    uv.call(["pip", "install", "-q", *alone, "-r", "alone.txt"], cwd=folder)
+    with (folder / "lock.txt").open("a", encoding="utf-8") as lock:
+        lock.write((folder / "alone.txt").read_text(encoding="utf-8"))
 
 
 def _refusal(exc: UvFailure) -> _Refused:

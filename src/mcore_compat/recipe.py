@@ -26,6 +26,7 @@ class Recipe:
         build_megatron: megatron-core may be built from source; nothing else ever is.
         source_digest: hash of a wheel given as source; None for a release. A folder or git reference has none either
             and is therefore never reused.
+        without_dependencies: requirements that are installed by themselves, after the others.
     """
 
     python: str
@@ -33,11 +34,14 @@ class Recipe:
     constraints: tuple[str, ...]
     build_megatron: bool
     source_digest: str | None = None
+    without_dependencies: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
         """Hex digest over all inputs."""
         fields = {**self.__dict__, "generation": _GENERATION}
+        if not self.without_dependencies:
+            del fields["without_dependencies"]  # what has none is what it was before there could be any
         return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -59,4 +63,5 @@ def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
         constraints=tuple(sorted({item.spec for item in cell.constraints})),
         build_megatron=cell.builds_megatron and not is_wheel,
         source_digest=hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else None,
+        without_dependencies=tuple(sorted({item.spec for item in cell.without_dependencies})),
     )
