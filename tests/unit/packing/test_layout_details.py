@@ -123,3 +123,49 @@ def test_a_bad_temperature_at_padding_of_a_dense_batch_is_none():
     assert layout.pack_temperature(at_padding).tolist() == [[0.5] * 5]
     with pytest.raises(CallArgumentError):
         layout.pack_temperature(torch.where(MASK, float("nan"), 0.5))
+
+
+def test_padding_holds_what_was_asked_for():
+    layout = PackingLayout.from_lengths([3, 2], pad_to_length_bucket=4)
+    ids = torch.arange(1, 6)
+    assert layout.pack(ids).tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert layout.pack(ids, 9).tolist() == [[1, 2, 3, 4, 5, 9, 9, 9]]
+    assert layout.pack_ids(ids).tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert layout.pack_ids(ids, 7).tolist() == [[1, 2, 3, 4, 5, 7, 7, 7]]
+
+
+@pytest.mark.parametrize("cp_size", [1, 2])
+def test_outputs_without_a_batch_dimension_unpack_alike(cp_size):
+    layouts = [PackingLayout.from_lengths([5, 2], cp_size=cp_size, cp_rank=rank) for rank in range(cp_size)]
+    packed = [layout.pack(torch.arange(7)) for layout in layouts]
+    flat = [shard[0] for shard in packed]
+    assert torch.equal(layouts[0].unpack_ranks(flat).values(), torch.arange(7))
+    assert torch.equal(layouts[0].unpack_ranks(packed).values(), torch.arange(7))
+
+
+def test_a_batch_without_tokens_packs_any_shape_and_keeps_its_graph():
+    layout = PackingLayout.from_lengths([0, 0], min_local_rows=2)
+    source = torch.zeros(0, 3, 2, requires_grad=True)
+    packed = layout.pack(source, 4.0)
+    assert packed.shape == (1, layout.local_tokens, 3, 2)
+    assert bool((packed == 4.0).all())
+    packed.sum().backward()
+    assert source.grad.shape == (0, 3, 2)
+
+
+def test_a_padded_batch_counts_its_real_tokens():
+    assert PackingLayout.from_mask(MASK).tokens == 5
+    assert PackingLayout.from_mask(MASK).container.width == 4
+
+
+def test_a_message_shows_the_shape_or_says_nested():
+    nested = jagged([1, 2], [3, 4, 5])
+    layout = PackingLayout.from_mask(MASK)
+    with pytest.raises(PackingError, match=r"^source is \[3, 4\], the layout was made from a mask \[2, 4\]"):
+        layout.pack(torch.ones(3, 4))
+    with pytest.raises(PackingError, match=r"^source is nested,"):
+        layout.pack(nested)
+    with pytest.raises(PackingError, match=r"^the packed output is \[1, 2\], this rank holds 5 slots"):
+        layout.unpack(torch.ones(1, 2))
+    with pytest.raises(PackingError, match=r"^the packed output is nested,"):
+        layout.unpack(nested)
