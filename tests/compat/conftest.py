@@ -45,7 +45,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "needs(*capabilities): capabilities of the subject this check is about")
-    config.addinivalue_line("markers", "since(feature): only where the release has the feature: mtp, mup, hook, hybrid")
+    config.addinivalue_line("markers", "since(feature): only where the release has the feature: mtp, mup, hook …")
     torch.set_num_threads(1)
 
 

@@ -7,7 +7,7 @@ from support.models import Shape, batch_for
 from support.reference import assert_same_gradients, gradients, stock_forward
 from support.subject import patched
 
-pytestmark = [pytest.mark.needs("patch", "float64"), pytest.mark.since("hybrid")]
+pytestmark = pytest.mark.needs("patch", "float64")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -6,10 +6,13 @@ model, its stack, its layers and its head are the real ones. No release gives th
 
 import importlib
 import inspect
+import sys
 from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import torch
+from megatron.core import utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -21,7 +24,47 @@ _WHERE = (
 )
 
 
+@contextmanager
+def _names_of_transformer_engine():
+    """Up to 0.12 the stack's module does not import without Transformer Engine: for its import, give the names alone.
+
+    Classes of Megatron's extension derive from these; none is ever made here. Afterwards neither the package nor the
+    extension is there any more, and nothing remembers a version.
+    """
+    extension = "megatron.core.extensions.transformer_engine"
+    try:
+        importlib.import_module(extension)
+    except ImportError:
+        sys.modules["transformer_engine"] = _package()
+        try:
+            with mock.patch.object(utils, "_te_version", None):
+                yield
+        finally:
+            del sys.modules["transformer_engine"]
+            if sys.modules.pop(extension, None):
+                del sys.modules["megatron.core.extensions"].transformer_engine
+    else:
+        yield
+
+
+def _package():
+    package = ModuleType("transformer_engine")
+    layers = ("Linear", "LayerNormLinear", "DotProductAttention")
+    package.pytorch = SimpleNamespace(
+        **{name: type(name, (torch.nn.Module,), {}) for name in layers},
+        distributed=SimpleNamespace(CudaRNGStatesTracker=type("CudaRNGStatesTracker", (), {})),
+    )
+    package.common = SimpleNamespace(recipe=SimpleNamespace(DelayedScaling=type("DelayedScaling", (), {})))
+    package.__version__ = "0"
+    return package
+
+
 def _found():
+    with _names_of_transformer_engine():
+        return _model_and_stack()
+
+
+def _model_and_stack():
     for model_module, model_name, stack_module, prefix in _WHERE:
         if importlib.util.find_spec(model_module.rpartition(".")[0]) and importlib.util.find_spec(model_module):
             stack = importlib.import_module(stack_module)

@@ -192,15 +192,6 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _hybrid_imports() -> bool:
-    """Whether the hybrid stack can be imported: up to 0.12 only where Transformer Engine is installed."""
-    from importlib.util import find_spec
-
-    if find_spec("megatron.core.models.hybrid") is not None or find_spec("transformer_engine") is not None:
-        return True
-    return "HAVE_TE" in Path(find_spec("megatron.core.extensions.transformer_engine").origin).read_text()
-
-
 def _has_megatron_fsdp() -> bool:
     """Whether the release has Megatron-FSDP and it fits this torch: to 0.15 it reads a table that torch 2.11 lacks."""
     from importlib.util import find_spec
@@ -223,8 +214,6 @@ def features() -> frozenset[str]:
         found.add("hook")
     if "output_processor" in inspect.signature(GPTModel.forward).parameters:
         found.add("upstream_hook")  # in the release's own model, not only in a backport's
-    if _hybrid_imports():
-        found.add("hybrid")
     if hasattr(model_class(), "build_schedule_plan"):
         found.add("schedule_plan")
     if _has_megatron_fsdp():
