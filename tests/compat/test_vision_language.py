@@ -6,7 +6,7 @@ float64 sums over H = 32 and V = 97 in another order, some hundred unit roundoff
 import pytest
 import torch
 from support.llava import IMAGE, build_llava, images_for
-from support.models import DEVICE, Shape, batch_for
+from support.models import DEVICE, Shape, batch_for, half_chain
 from support.packed import Rows
 from support.reference import assert_same_gradients, gradients, log_probs_and_entropy
 from support.subject import patched
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.needs("call", "patch", "legacy", "float64")
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 CLOSE = 1e-10
+BF16_CLOSE = 64 * 2**-8  # unfused bf16 logits are rounded once: at most 2^-9 of the largest, which is below 64
 LENGTHS = (5, 3, 1, 6)
 
 
@@ -62,6 +63,23 @@ def test_llava_as_it_is_called(subject, mode, tied):
     fused_gradients = gradients(model)
     assert any(name.startswith("vision_model.") for name in fused_gradients)
     assert_same_gradients(fused_gradients, stock_gradients, CLOSE)
+
+
+@MODES
+def test_llava_in_the_training_chain(subject, mode):
+    """P13: through the real DDP(Float16Module(LLaVAModel)) outputs are fp32, and encoder and head learn."""
+    model = build_llava(Shape(dtype=torch.bfloat16), patches=2)
+    inputs, keywords = _dense_inputs(Shape(dtype=torch.bfloat16), 2)
+    with torch.no_grad():
+        expected = _stock(model, inputs, keywords, 0.7)
+    with patched(subject, chain := half_chain(model), mode):
+        output, _ = subject.call(chain, *inputs, temperature=0.7, **keywords)
+    assert output.log_probs.dtype is output.entropy.dtype is torch.float32
+    for actual, stock in zip((output.log_probs, output.entropy), expected, strict=True):
+        assert (actual - stock).abs().max() <= BF16_CLOSE
+    (output.log_probs.sum() + output.entropy.sum()).backward()
+    for part in ("vision_model.", "vision_projection.", "language_model.output_layer."):
+        assert any(p.main_grad.any() for name, p in model.named_parameters() if name.startswith(part)), part
 
 
 def _rows(vocab):

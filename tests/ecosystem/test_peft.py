@@ -12,6 +12,7 @@ from lora import ATTENTION_AND_MLP, lora_config
 from megatron.core.transformer.module import Float16Module
 from support.copies import groups_by_reference
 from support.models import Shape, batch_for, build
+from support.packed import Rows
 from support.reference import stock_forward
 from support.subject import patched
 
@@ -85,6 +86,27 @@ def test_the_reference_policy_is_the_model_with_its_adapters_off(subject, mode):
     assert (reference - expected).abs().max() <= CLOSE
     assert (adapted - expected).abs().max() > 1e-3
     assert torch.equal(again, adapted)
+
+
+@pytest.mark.needs("factories")
+@MODES
+@HELD
+def test_adapters_in_the_forward_functions(hold, mode):
+    """L1, P5: the framework's jagged forward on adapters; fused equals unfused, gradients too."""
+    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+
+    held, nested = hold(build(Shape(packed=True)), lora_config(*ATTENTION_AND_MLP)), Rows.of(97, (5, 1, 4), 3).nested
+    results, learned = [], []
+    for forward in (fused_forward_no_padding_gen(mode=mode), forward_no_padding_gen()):
+        output = forward(held, nested, nested, {}, 0.7, True, 0)
+        results.append((output["log_probs"].values(), output["entropy"].values()))
+        (results[-1][0].sum() + 0.5 * results[-1][1].sum()).backward()
+        learned.append(_adapter_gradients(held))
+    for fused, unfused in zip(*results, strict=True):
+        assert (fused - unfused).abs().max() <= CLOSE
+    assert learned[0].keys() == learned[1].keys()
+    for name, gradient in learned[1].items():
+        assert (learned[0][name] - gradient).norm() <= CLOSE * max(1.0, gradient.norm().item()), name
 
 
 @MODES
