@@ -169,3 +169,28 @@ def test_a_message_shows_the_shape_or_says_nested():
         layout.unpack(torch.ones(1, 2))
     with pytest.raises(PackingError, match=r"^the packed output is nested,"):
         layout.unpack(nested)
+
+
+def test_nothing_is_padded_unless_asked_for():
+    assert PackingLayout.from_lengths([1]).local_tokens == 1
+
+
+def test_shards_are_gathered_into_contiguous_memory(monkeypatch):
+    """A collective takes its buffers as flat memory, whatever the strides of the output that is gathered."""
+    layout = PackingLayout.from_lengths([4], cp_size=2)
+    output = torch.arange(4.0).reshape(2, 2).T.unsqueeze(0)
+    assert not output[0].is_contiguous()
+
+    class Group:
+        @staticmethod
+        def size():
+            return 2
+
+    def all_gather(outputs, local, group):
+        assert local.is_contiguous()
+        assert all(buffer.is_contiguous() for buffer in outputs)
+        for buffer in outputs:
+            buffer.copy_(local)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    assert layout.unpack(output, Group()).values().shape == (4, 2)
