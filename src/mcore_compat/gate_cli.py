@@ -86,7 +86,7 @@ def gate(
         static_only=static,
         rerun=rerun,
     )
-    earlier = known_reports((reports / "latest", *sorted((home / "docs" / "results").glob("*"))))
+    earlier = known_reports((reports / "latest", *sorted((home / "docs" / "results").glob("*"))), chosen.name)
     sides = read_sides(home, candidate, baseline, earlier)
     refuse_same(sides)
     console = Console()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.contract.candidate import Candidate, CandidateKind, open_candidate, parse_candidate
 from mcore_compat.contract.compare import Finding, compare_contracts
 from mcore_compat.contract.model import Contract
@@ -78,8 +79,8 @@ def paired_cells(sides: Sides) -> tuple[Cell, Cell]:
     return before, candidate_cell(sides.candidate, sides.new, sides.matrix, sides.nearest)
 
 
-def known_reports(folders: tuple[Path, ...]) -> tuple[Report, ...]:
-    """Reports of earlier runs that can be read; one of another schema version is passed over."""
+def known_reports(folders: tuple[Path, ...], judged: str = DEFAULT_SUBJECT) -> tuple[Report, ...]:
+    """Reports of earlier runs of this subject that can be read; one of another schema version is passed over."""
     found = []
     for folder in folders:
         path = folder / "report.json"
@@ -88,7 +89,7 @@ def known_reports(folders: tuple[Path, ...]) -> tuple[Report, ...]:
                 found.append(Report.model_validate_json(path.read_text(encoding="utf-8")))
             except ValueError:
                 continue
-    return tuple(found)
+    return tuple(report for report in found if report.subject.judged == judged)
 
 
 def refuse_same(sides: Sides) -> None:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from mcore_compat import cli, gate_cli, render_markdown, render_terminal, runner
 from mcore_compat.chosen_subject import ChosenSubject, choose_subject
 from mcore_compat.errors import UsageError
+from mcore_compat.gate.sides import known_reports
 from mcore_compat.judge import judge_cell
 from mcore_compat.report import Evidence, Finding
 from mcore_compat.runner import SuiteOptions, run_suite
@@ -180,3 +181,18 @@ def test_reports_say_which_subject_was_judged():
     assert "Subject: stock, judged by mcore-compat 0.1.0" in render_markdown.render(other)
     assert render_terminal.summary_line(other).startswith("ok: subject stock, ")
     assert "subject" not in render_terminal.summary_line(plain)
+
+
+def test_a_green_run_of_another_subject_is_no_baseline_of_ours(tmp_path):
+    plain = build.report(build.result())
+    for judged_subject in ("mcore_fused", "stock"):
+        told = plain.model_copy(update={"subject": plain.subject.model_copy(update={"judged": judged_subject})})
+        folder = tmp_path / judged_subject
+        folder.mkdir()
+        (folder / "report.json").write_text(told.model_dump_json(), encoding="utf-8")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "report.json").write_text("{}", encoding="utf-8")
+    folders = tuple(sorted(tmp_path.iterdir()))
+    assert [report.subject.judged for report in known_reports(folders)] == ["mcore_fused"]
+    assert [report.subject.judged for report in known_reports(folders, "stock")] == ["stock"]
+    assert known_reports(folders, "verl") == ()
