@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,8 @@ DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
 SNAPSHOTS = load_snapshots(DATA / "contracts")
 MATRIX = load_matrix(DATA / "matrix.toml")
+# Addresses and folders: they differ from run to run.
+_VARIABLE = re.compile(r" at 0x[0-9a-f]+| \(/[^)]*\)?")
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _judged(cases: list[Case], cells: Path) -> list[tuple[str, str, str, str]]:
 def _row(case: Case, before: Outcome | None, after: Outcome | None) -> tuple[str, str, str, str]:
     if case.finding is None or before is None or after is None:
         return case.rule.id, case.place, "not run", "the rule is silent there"
-    note = (after.note or before.note).replace("|", "\\|").replace("\n", " ")[:110]
+    note = _VARIABLE.sub("", after.note or before.note).replace("|", "\\|").replace("\n", " ").strip()[:110]
     state = judge_witness(case.finding.state, before, after)
     return case.rule.id, case.place, state, f"`{note}`" if note else ""
 
