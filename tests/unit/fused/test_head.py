@@ -189,3 +189,12 @@ def test_megatron_fsdp_is_served_with_one_tensor_only(calls, monkeypatch):
         2, BATCH, SEQ,
     )  # fmt: skip
     assert seen == [(ROWS, HIDDEN)] * 2
+
+
+def test_each_run_of_the_kernel_is_counted_once_on_its_layer(calls, monkeypatch):
+    counted = []
+    monkeypatch.setattr(head.evidence, "record", lambda layer, **counts: counted.append((layer, counts)))
+    layer = layer_of()
+    fused_head(logits_of(layer), labels_of(), FusedOutputProcessorContext())
+    fused_loss(logits_of(layer), labels_of(), FusedOutputProcessorContext())
+    assert counted == [(layer, {"kernel_launches": 1})] * 2
