@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.seen = None
 
     def forward(
-        self, input_ids, position_ids, attention_mask, decoder_input=None, labels=None,
+        self, input_ids, position_ids, attention_mask, decoder_input=None, labels="not given",
         output_processor=None, output_processor_context="not given",
     ):  # fmt: skip
         self.seen = (input_ids, position_ids, attention_mask, decoder_input, labels, output_processor_context)
