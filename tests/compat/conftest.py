@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -109,8 +108,7 @@ class _Facts:
 
 def pytest_sessionstart(session):
     if not session.config.option.collectonly or "MCORE_COMPAT_CELL_OUT" in os.environ:
-        with tempfile.TemporaryDirectory() as directory:
-            process_group.start(0, 1, Path(directory) / "meeting")
+        process_group.start(0, 1, None)
         session.config.pluginmanager.register(_Facts(), "mcore-compat-facts")
 
 

@@ -101,3 +101,10 @@ def _check_pipeline(single, first, last, tied, tolerance):
     assert both.keys() == single["gradients"].keys()
     for name, (expected, _, _) in single["gradients"].items():
         _assert_close(both[name], expected, name, tolerance)
+
+
+def test_the_cell_s_ranks_can_meet_at_any_time():
+    """NCCL meets at a group's first collective, through the store that the session's start left behind."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.set("cell", "here")
+    assert store.get("cell") == b"here"

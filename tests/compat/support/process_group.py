@@ -7,19 +7,19 @@ import torch
 
 
 def start(
-    rank: int, world: int, meeting: Path, *, tp: int = 1, pp: int = 1, cp: int = 1, vpp: int | None = None
+    rank: int, world: int, meeting: Path | None, *, tp: int = 1, pp: int = 1, cp: int = 1, vpp: int | None = None
 ) -> None:
     """Join the process group and lay Megatron's parallel state over it.
 
     Ranks meet through the file ``meeting``, which must not exist before: a port that is free when it is looked up
-    may be taken by another cell's ranks a moment later.
+    may be taken by another cell's ranks a moment later. It must stay as long as the group does, since NCCL meets at
+    each group's first collective. None is for one rank, which meets itself in memory.
     """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    torch.distributed.init_process_group(
-        backend, init_method=meeting.as_uri(), rank=rank, world_size=world, timeout=timedelta(seconds=120)
-    )
+    place = {"store": torch.distributed.HashStore()} if meeting is None else {"init_method": meeting.as_uri()}
+    torch.distributed.init_process_group(backend, **place, rank=rank, world_size=world, timeout=timedelta(seconds=120))
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
