@@ -1,7 +1,7 @@
 """A modelled future: a ``PackedSeqParams`` that says how its batch is split over the context-parallel ranks.
 
-Upstream's main has the field ``cp_partition_mode``; no release to 0.19.2 has it, and the library refuses the contiguous
-layout there. With the modelled class in place of the release's own, that layout can be proved through a real model
+Upstream's dev branch has the field ``cp_partition_mode`` (NVIDIA/Megatron-LM#6387); its main branch and the releases to
+0.19.2 have not, and the library refuses the contiguous layout there. With the modelled class in place of the release's own, that layout can be proved through a real model
 today. A release that has the field is judged with its own class.
 """
 
@@ -14,7 +14,7 @@ from megatron.core import packed_seq_params
 
 @dataclass
 class FuturePackedSeqParams(packed_seq_params.PackedSeqParams):
-    """Model of upstream main's class: the release's own fields and ``cp_partition_mode``, by default zigzag."""
+    """Model of the dev branch's class: the release's own fields and ``cp_partition_mode``, by default zigzag."""
 
     cp_partition_mode: str = "zigzag"
 
