@@ -1,8 +1,8 @@
 """A modelled future: a ``PackedSeqParams`` that says how its batch is split over the context-parallel ranks.
 
 Upstream's dev branch has the field ``cp_partition_mode`` (NVIDIA/Megatron-LM#6387); its main branch and the releases to
-0.19.2 have not, and the library refuses the contiguous layout there. With the modelled class in place of the release's own, that layout can be proved through a real model
-today. A release that has the field is judged with its own class.
+0.19.2 have not, and the library refuses the contiguous layout there. With the modelled class in place of the release's
+own, that layout can be proved through a real model today. A release that has the field is judged with its own class.
 """
 
 import contextlib
