@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,30 @@ def test_a_damaged_bundle_is_refused_before_anything_runs(tmp_path):
     assert done.returncode == 3
     assert "a-1-py3-none-any.whl is not the file that the manifest names" in done.stderr
     shutil.rmtree(folder)
+
+
+_ENDED_POLITELY = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+_OUTER = """
+import importlib.machinery, importlib.util, os, sys
+loader = importlib.machinery.SourceFileLoader("ci_gpu", sys.argv[1])
+module = importlib.util.module_from_spec(importlib.util.spec_from_loader("ci_gpu", loader))
+loader.exec_module(module)
+sys.exit(module._run([sys.executable, "-c", sys.argv[2], sys.argv[3]], dict(os.environ)))
+"""
+
+
+def test_a_request_to_end_reaches_the_process_that_owns_the_cells(tmp_path):
+    """`timeout` and CI's cancelling end the outer process; its cells must not go on holding the GPU."""
+    ready = tmp_path / "ready"
+    arguments = [sys.executable, "-c", _OUTER, ROOT / "ci" / "gpu", _ENDED_POLITELY, ready]
+    outer = subprocess.Popen(arguments, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    while not ready.exists():
+        assert outer.poll() is None
+        time.sleep(0.02)
+    outer.terminate()
+    assert outer.wait(timeout=20) == 7
