@@ -67,8 +67,8 @@ class Outer(nn.Module):
         super().__init__()
         self.model, self.passes = model, dict.fromkeys(passes)
 
-    def forward(self, input_ids, labels=None):
-        return "outer", self.model(input_ids, labels=labels, **self.passes)
+    def forward(self, input_ids, labels=None, image=None):
+        return "outer", self.model(input_ids, labels=labels, extra=image, **self.passes)
 
 
 class Wrapped(nn.Module):
@@ -192,7 +192,7 @@ def test_the_patch_of_somebody_else_is_named_and_left_alone():
         refused(
             ForeignPatchError,
             lambda ask=ask, model=model: ask(model),
-            "instance is already replaced by",
+            f"forward of this {__name__}.Model instance is already replaced by {__name__}.{theirs.__qualname__}.",
             "remove that patch first, or install it after this one and remove it before.",
         )
         assert vars(model)["forward"] is theirs
@@ -208,6 +208,7 @@ def test_a_patch_on_top_of_ours_stops_the_removal_of_all_chunks(mode):
     refused(
         PatchOrderError,
         lambda: unpatch_fused_forward([first, second]),
+        f"forward of this {__name__}.Model instance was replaced by {__name__}.{theirs.__qualname__} "
         "after it was patched.",
         "remove that patch first.",
     )
@@ -275,6 +276,16 @@ def test_labels_are_found_among_positional_arguments_too():
     assert call_fused_forward(model, "ids", None) == "stock"
     assert call_fused_forward(model, "ids", labels=None) == "stock"
     assert model.seen.processor is None
+    call_fused_forward(model, "ids", extra=7)
+    assert model.seen.extra == 7
+
+
+def test_a_head_is_checked_with_its_wrappers_before_anything_is_installed(checked):
+    model = Model()
+    held = Wrapped(model)
+    patch_fused_forward(held, "legacy")
+    assert checked == [(model, (held,))]
+    assert vars(model)["forward"].original == Model.forward.__get__(model)
 
 
 def test_a_model_whose_forward_has_no_labels_gets_none():
@@ -321,7 +332,8 @@ def test_an_outer_model_is_served_by_arming_the_inner_one_for_one_call():
     model = Model()
     outer = Outer(model)
     patch_fused_forward(outer)
-    name, output = call_fused_forward(outer, "ids", labels=labels(), temperature=0.5)
+    name, output = call_fused_forward(outer, "ids", labels=labels(), image=7, temperature=0.5)
+    assert model.seen.extra == 7
     assert (name, type(output)) == ("outer", FusedForwardOutput)
     assert (model.seen.carried.context.temperature, model.seen.carried.context.labels) == (0.5, None)
     assert "forward" not in vars(model)
@@ -370,6 +382,6 @@ def test_what_one_tensor_cannot_carry_is_refused(monkeypatch):
     refused(
         UnsupportedConfigError,
         lambda: call_fused_forward(outer, "ids", labels=labels()),
-        "hands on one tensor of outputs, and not the outer ",
+        f"{__name__}.Model hands on one tensor of outputs, and not the outer {__name__}.Outer.",
         step,
     )
