@@ -22,6 +22,8 @@ _TRANSPARENT: dict[str, str] = {
     "megatron.core.distributed.torch_fully_sharded_data_parallel.TorchFullyShardedDataParallel": "module",
     "megatron.core.distributed.custom_fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "module",
     "megatron.core.distributed.fsdp.mcore_fsdp_adapter.FullyShardedDataParallel": "module",
+    # Upstream's main made the name above a function that chooses between two classes; the second is not proved here.
+    "megatron.core.distributed.fsdp.mcore_fsdp_adapter.FullyShardedDataParallelV1": "module",
     "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp.MegatronFSDP": "module",
     "megatron_fsdp.megatron_fsdp.MegatronFSDP": "module",
     "megatron.core.transformer.module.Float16Module": "module",

@@ -17,6 +17,7 @@ LAYERS = "megatron/core/tensor_parallel/layers.py"
 MTP = "megatron/core/transformer/multi_token_prediction.py"
 MODULE = "megatron/core/transformer/module.py"
 DDP = "megatron/core/distributed/distributed_data_parallel.py"
+FSDP = "megatron/core/distributed/fsdp/mcore_fsdp_adapter.py"
 BASE_DP = "megatron/core/distributed/data_parallel_base.py"
 PACKING = "megatron/core/packed_seq_params.py"
 NODES = "megatron/core/models/gpt/fine_grained_callables.py"
@@ -72,7 +73,7 @@ PLANTS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "symbol-requires": ((STATE, "def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None)", "def is_pipeline_first_stage(mesh, ignore_virtual=True, vp_stage=None)"),),
     "vlm-drops-keyword": ((LLAVA, "            labels=new_labels,\n            inference_context=inference_context,\n            runtime_gather_output=runtime_gather_output,\n            packed_seq_params=packed_seq_params,\n", "            labels=new_labels,\n            inference_context=inference_context,\n            runtime_gather_output=runtime_gather_output,\n"),),
     "wrapper-has-no-module": ((BASE_DP, "        self.module = module\n", "        self.inner = module\n"),),
-    "wrapper-missing": ((MODULE, "class Float16Module(", "class HalfModule("), (MODULE, "super(Float16Module, self)", "super(HalfModule, self)")),
+    "wrapper-missing": ((FSDP, "class FullyShardedDataParallel(_BaseDataParallel):\n", "def FullyShardedDataParallel(*given, **named):\n    return FullyShardedDataParallelV1(*given, **named)\n\n\nclass FullyShardedDataParallelV1(_BaseDataParallel):\n"),),
     "wrapper-requires": ((DDP, "        module: torch.nn.Module,\n        disable_bucketing", "        module: torch.nn.Module,\n        mesh: object,\n        disable_bucketing"),),
 }  # fmt: skip
 

@@ -174,6 +174,15 @@ FILES: Mapping[str, str] = {
         "from .data_parallel_base import _Base\n"
         "class DistributedDataParallel(_Base):\n    def __init__(self, config, ddp_config, module):\n        pass\n"
     ),
+    "megatron/core/distributed/fsdp/mcore_fsdp_adapter.py": (
+        "from ..data_parallel_base import _Base\n"
+        "class FullyShardedDataParallel(_Base):\n    def __init__(self, config, ddp_config, module):\n        pass\n"
+    ),
+    "megatron/core/distributed/torch_fully_sharded_data_parallel.py": (
+        "from .data_parallel_base import _Base\n"
+        "class TorchFullyShardedDataParallel(_Base):\n"
+        "    def __init__(self, config, ddp_config, module):\n        pass\n"
+    ),
     "megatron/core/models/common/language_module/language_module.py": LANGUAGE_MODULE,
     "megatron/core/models/common/model_chunk_schedule_plan.py": (
         "class TransformerModelChunkSchedulePlan:\n    def __init__(self, model):\n        self.post_process = None\n"

@@ -65,6 +65,7 @@ PLANTED = [
     ("plan-attribute-missing", [("self.forward_func = forward_func", "self.function = forward_func")]),
     ("plan-attribute-missing", [("self.post_process = None", "self.last = None")]),
     ("wrapper-has-no-module", [("self.add_module('module', module)", "self.inner = module")]),
+    ("wrapper-missing", [("class FullyShardedDataParallel(", "class FullyShardedDataParallelV1(")]),
     ("wrapper-requires", [("def __init__(self, config, ddp_config, module):", "def __init__(self, config, ddp_config, module, pgs):")]),
     ("packing-field-missing", [("    max_seqlen_kv: int = None\n", "")]),
     ("packing-field-required", [("    max_seqlen_kv: int = None\n", "    max_seqlen_kv: int = None\n    format: str\n")]),
@@ -105,7 +106,6 @@ def test_every_rule_that_breaks_or_drifts_is_planted():
         "packing-refused-by-model",
         "stage-return-missing",
         "vlm-drops-keyword",
-        "wrapper-missing",
     }
 
 

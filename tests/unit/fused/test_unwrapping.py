@@ -94,3 +94,21 @@ def test_chunks():
     for empty in ([], (), nn.ModuleList()):
         with pytest.raises(UnsupportedModelError, match="no model chunk"):
             chunks_of(empty)
+
+
+def test_of_megatron_fsdp_s_two_classes_the_proved_one_is_known():
+    """Upstream's main: `FullyShardedDataParallel` is a function there, and what it returns is a V1 or a V2."""
+
+    class Sharded(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.module = inner
+
+    model = LanguageModel()
+    Sharded.__module__ = "megatron.core.distributed.fsdp.mcore_fsdp_adapter"
+    Sharded.__qualname__ = "FullyShardedDataParallelV1"
+    chain = unwrap_chain(Sharded(model))
+    assert (chain.model, chain.transparent) == (model, True)
+    Sharded.__qualname__ = "FullyShardedDataParallelV2"
+    with pytest.raises(UnsupportedModelError, match="FullyShardedDataParallelV2 is neither a known wrapper"):
+        unwrap_chain(Sharded(model))
