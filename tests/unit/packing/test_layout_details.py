@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mcore_fused.errors import CallArgumentError, PackingError
-from mcore_fused.packing import PackingLayout
+from mcore_fused.packing import PackingLayout, PackingSettings
 
 MASK = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
 
@@ -92,6 +92,15 @@ def test_a_message_names_the_tensor_that_does_not_fit():
         layout.pack(wrong)
     with pytest.raises(PackingError, match=r"^the nested tensor is not a jagged"):
         PackingLayout.from_nested(wrong)
+    rows = PackingLayout.from_lengths([2, 1])
+    with pytest.raises(PackingError, match=r"^ids has other row lengths than the layout"):
+        rows.pack_ids(jagged([1], [2, 3]))
+
+
+def test_offsets_are_what_jagged_tensors_have():
+    for layout in (PackingLayout.from_lengths([2, 1]), PackingLayout.from_mask(MASK)):
+        assert layout.container.offsets.dtype is torch.int64
+    assert PackingLayout.from_lengths([2, 1]).cu_seqlens.dtype is torch.int32
 
 
 def test_any_number_but_zero_marks_a_real_token():
@@ -173,6 +182,7 @@ def test_a_message_shows_the_shape_or_says_nested():
 
 def test_nothing_is_padded_unless_asked_for():
     assert PackingLayout.from_lengths([1]).local_tokens == 1
+    assert PackingLayout.from_lengths([1]).settings == PackingSettings()
 
 
 def test_shards_are_gathered_into_contiguous_memory(monkeypatch):
