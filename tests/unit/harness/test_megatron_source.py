@@ -23,11 +23,11 @@ FORMS = {
     "git+https://github.com/NVIDIA/Megatron-LM@main": "megatron-core @ git+https://github.com/NVIDIA/Megatron-LM@main",
     "git+ssh://git@host/team/Megatron-LM.git@v1": "megatron-core @ git+ssh://git@host/team/Megatron-LM.git@v1",
     "/srv/Megatron-LM": "megatron-core @ file:///srv/Megatron-LM",
-    "../Megatron-LM": "megatron-core @ file:///work/Megatron-LM",
+    "../Megatron-LM": "megatron-core @ file:///srv/Megatron-LM",
     "file:///srv/with%20space": "megatron-core @ file:///srv/with%20space",
     "/srv/megatron_core-0.20.0.tar.gz": "megatron-core @ file:///srv/megatron_core-0.20.0.tar.gz",
     f"/srv/{WHEEL}": f"/srv/{WHEEL}",
-    f"wheels/{WHEEL}": f"/work/matrix/wheels/{WHEEL}",
+    f"wheels/{WHEEL}": f"/srv/matrix/wheels/{WHEEL}",
     f"file:///srv/{WHEEL}": f"/srv/{WHEEL}",
     f"https://host/x/{WHEEL}": f"megatron-core @ https://host/x/{WHEEL}",
 }
@@ -36,7 +36,7 @@ FORMS = {
 @pytest.mark.parametrize("named", ["", "megatron-core @ ", "Megatron_Core@"])
 @pytest.mark.parametrize("text", FORMS)
 def test_each_form_with_and_without_the_name_is_the_same(text, named):
-    assert installable_source(named + text, Path("/work/matrix")) == FORMS[text]
+    assert installable_source(named + text, Path("/srv/matrix")) == FORMS[text]
 
 
 @pytest.mark.parametrize("text", FORMS.values())
