@@ -36,7 +36,7 @@ def build_llava(shape, patches=1):
         vision_transformer_layer_spec=_vision_layer(),
         drop_vision_class_token=True,
         vision_projection_config=config_for(shape),
-        vision_projection_layer_spec=MLPSubmodules(ColumnParallelLinear, RowParallelLinear),
+        vision_projection_layer_spec=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
         share_embeddings_and_output_weights=shape.tied,
         language_position_embedding_type="rope",
         img_h=patches * PATCH,
