@@ -41,6 +41,7 @@ def _refused(subject, model, mode, words, batch=BATCH, **kwargs):
 
 
 def test_a_seventeenth_keyword_is_tolerated_and_recorded(subject):
+    """U1, verl#6596: a closed signature fails at upstream's next keyword; a swallowed one may mean something."""
     model = build(Shape(), cls=futures.SeventeenthKeyword)
     assert subject.mode(model) == "hook"
     _right(subject, model, "auto")
@@ -57,7 +58,7 @@ def test_a_keyword_that_is_gone_is_named_and_legacy_still_works(subject, future,
 
 @pytest.mark.since("mtp")
 def test_a_hook_before_mtp_is_not_used(subject):
-    """Right log-probs and a silent loss of MTP's training: the mode must be the one that keeps both."""
+    """U5, verl#5587: MTP's helpers move; right log-probs and a silent loss of MTP's training must not come of it."""
     shape, batch = Shape(mtp=1), batch_for(97, 2, 7)
     extra = {"labels": batch.labels, "loss_mask": torch.ones_like(batch.labels, dtype=torch.float32)}
     stock = build(shape)

@@ -93,3 +93,19 @@ def test_mtp_metrics_are_stock(subject, mode):
     assert stock.keys() == after.keys()
     for name, value in stock.items():
         assert torch.allclose(after[name].double(), value.double(), rtol=1e-5), name
+
+
+@MODES
+def test_mtp_with_full_recompute(subject, mode):
+    """U2, Megatron-LM#4933: MTP's layers recompute too; a release in which stock cannot is known by name."""
+    results = []
+    for recompute in (False, True):
+        model, batch = build(Shape(mtp=1, recompute=recompute)), batch_for(97, 2, 7)
+        model.train()
+        if recompute:
+            stock_forward(model, *batch.inputs, **_inputs(batch)).log_probs.sum().backward()
+            model.zero_grad()
+        with patched(subject, model, mode):
+            subject.call(model, *batch.inputs, **_inputs(batch)).log_probs.sum().backward()
+        results.append(gradients(model))
+    assert_same_gradients(results[1], results[0], 1e-12)

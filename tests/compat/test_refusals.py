@@ -183,12 +183,14 @@ def test_unknown_mode(subject):
         subject.patch(build(Shape()), "eager")
 
 
+@pytest.mark.filterwarnings("ignore:.*inference_params:DeprecationWarning")
+@pytest.mark.parametrize("name", ["inference_context", "inference_params"])
 @MODES
-def test_inference_context(subject, mode):
-    """A9: generation has its own path; a fused call inside it is a mistake of the caller."""
+def test_inference_context(subject, mode, name):
+    """A9, U7: generation has its own path; a fused call inside it is a mistake, by either name of the argument."""
     from megatron.core.inference.contexts import StaticInferenceContext
 
     model, batch = build(Shape()).eval(), batch_for(97, 1, 4)
     context = StaticInferenceContext(max_batch_size=1, max_sequence_length=8)
     with torch.no_grad(), patched(subject, model, mode), pytest.raises(Exception, match=r"(?i)inference"):
-        subject.call(model, *batch.inputs, labels=batch.labels, inference_context=context)
+        subject.call(model, *batch.inputs, labels=batch.labels, **{name: context})

@@ -105,6 +105,7 @@ def test_hidden_states_and_one_tensor_are_returned_when_asked_for(calls):
 
 
 def test_the_gradient_of_a_split_head_is_summed_over_its_own_group(calls):
+    """U6, Megatron-LM#7452: a model built with groups of its own must not be reduced over the global one."""
     fused_head(logits_of(layer_of(GROUP)), labels_of(), FusedOutputProcessorContext())
     assert calls.mapped == [("reduce_gradient", GROUP)]
     assert calls.kernel[3]["tp_group"] is GROUP

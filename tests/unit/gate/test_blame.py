@@ -35,6 +35,7 @@ def _is_upstream(*lines: str) -> bool:
     [((SUITE, MEGATRON), True), ((SUITE, OURS, MEGATRON), False), ((SUITE, MEGATRON, SUITE), False), ((), False)],
 )
 def test_a_failure_is_upstreams_where_it_ends_there_and_never_passed_ours(frames, upstream):
+    """U3, verl#6927: whose code failed must be told, or the wrong project is searched."""
     assert _is_upstream(_event(*frames)) is upstream
     ranks = "AssertionError: rank 0: " + _rank(*frames)
     assert _is_upstream(_event(SUITE, "tests/compat/support/ranks.py", message=ranks)) is upstream
