@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,6 +58,11 @@ class Expectations(DataModel):
     def of(self, cell: Cell) -> tuple[Expectation, ...]:
         """Those that speak of this cell."""
         return tuple(entry for entry in self.expectation if entry.covers(cell))
+
+    def about(self, checks: Container[str]) -> Expectations:
+        """Those that speak of these checks: one file serves suites of different checks."""
+        kept = tuple(entry for entry in self.expectation if entry.check in checks)
+        return self.model_copy(update={"expectation": kept})
 
     def without_cell(self, cells: Iterable[Cell]) -> tuple[Expectation, ...]:
         """Those that speak of no cell of the matrix at all."""

@@ -113,13 +113,15 @@ def run_lane(
         profile=config.profile,
         inputs=inputs,
     )
+    inventory = load_inventory(config.inventory)
+    expected = load_expectations(config.root / "compat_matrix" / "expectations.toml")
     lane = _Lane(
         config=config,
         house=house,
         farm=link_farm(image, house, config.work / "image", peer),
         subject=subject,
-        inventory=load_inventory(config.inventory),
-        expectations=load_expectations(config.root / "compat_matrix" / "expectations.toml"),
+        inventory=inventory,
+        expectations=expected.about({check.id for check in inventory.check}),
         folder=RunFolder.create(config.reports, plan, _scrubber(config, host)),
         host=host,
         cancel=threading.Event(),

@@ -1,5 +1,6 @@
 """The GPU lane around its cells: what it measures and advises, who takes which card, when a fault counts as caught."""
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from mcore_compat import image_cli, image_run
+from mcore_compat.expectations import Expectation, Expectations, load_expectations
 from mcore_compat.image import Image
+from mcore_compat.inventory import load_inventory
 from mcore_compat.report import CellResult, Finding, MegatronCore, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
 
@@ -138,3 +141,27 @@ def test_a_request_to_end_reaches_the_process_that_owns_the_cells(tmp_path):
         time.sleep(0.02)
     outer.terminate()
     assert outer.wait(timeout=20) == 7
+
+
+def test_an_exception_of_another_suite_is_no_stale_entry_of_this_one():
+    """One expectations.toml serves the property suite and the lane, whose checks are others."""
+    given = {"cell": "0.18.2", "kind": "fail", "reason": "upstream is broken there", "expires": dt.date(2100, 1, 1)}
+    entries = [
+        Expectation(check=check, link="https://example.org/1", **given)
+        for check in ("test_mtp.py::test_recompute", "test_lane_numbers.py::test_outputs")
+    ]
+    everything = Expectations(schema_version=1, expectation=tuple(entries))
+    assert everything.about({"test_lane_numbers.py::test_outputs"}).expectation == (entries[1],)
+
+
+def test_the_committed_exceptions_leave_the_lane_alone():
+    """What the lane does not run cannot be expected of it, and each entry is about a check that some suite declares."""
+    folder = ROOT / "compat_matrix"
+    expected = load_expectations(folder / "expectations.toml")
+    suites = [
+        load_inventory(folder / name) for name in ("inventory.toml", "inventory-gpu.toml", "inventory-parallel.toml")
+    ]
+    declared = [{check.id for check in suite.check} for suite in suites]
+    assert all(any(entry.check in checks for checks in declared) for entry in expected.expectation)
+    for checks in declared[1:]:
+        assert all(entry.check in checks for entry in expected.about(checks).expectation)

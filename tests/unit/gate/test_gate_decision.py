@@ -11,6 +11,7 @@ from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.gate.pairing import pair_cells, signature
 from mcore_compat.gate.render import markdown, text
+from mcore_compat.report import CheckResult
 from mcore_compat.verdicts import Verdict
 
 CHECKS = st.dictionaries(st.sampled_from(["a.py::t", "b.py::t", "c.py::t"]), st.sampled_from(["x", "y"]))
@@ -49,6 +50,16 @@ def test_a_failure_with_another_message_is_the_same_one_and_says_so():
     )
     assert finding.state == "same"
     assert "another message" in finding.witness_note
+
+
+@pytest.mark.parametrize(("excused", "verdict"), [(True, Verdict.OK), (False, Verdict.BREAK)])
+def test_what_is_expected_to_fail_on_the_baseline_is_not_new_in_a_build_of_the_same(excused, verdict):
+    results = (CheckResult(check="a.py::t", outcome="failed" if excused else "passed", expected=excused),)
+    sides = cell("0.18.2", results=results), cell("candidate", failures={"a.py::t": "upstream's own"})
+    (finding,) = found = pair_cells(*sides)
+    assert finding.state == ("same" if excused else "new")
+    assert ("expects it" in finding.witness_note) is excused
+    assert decide(side("old", sides[0]), side("new", sides[1]), RAN, found)[0] is verdict
 
 
 def test_numbers_and_addresses_do_not_make_a_signature():
