@@ -68,10 +68,11 @@ def judge_cell(
     verdict = next((v for v in _ORDER if any(finding.verdict is v for finding in findings)), Verdict.OK)
     deciding = [finding for finding in findings if finding.verdict is verdict]
     left_out = len(inventory.declared(cell)) - len(declared)
-    return _result(cell, provisioned, run, declared, exceptions, left_out).model_copy(
+    result = _result(cell, provisioned, run, declared, exceptions, left_out)
+    return result.model_copy(
         update={
             "verdict": verdict,
-            "reason": _reason(deciding),
+            "reason": _reason(deciding) or _as_declared(result.results),
             "findings": tuple(sorted(findings, key=_rank)),
         }
     )
@@ -190,6 +191,15 @@ def _reason(findings: list[Finding]) -> str:
     if first.check and first.kind == "failed-check":
         head = f"{first.check.rsplit('::', 1)[-1]}: {head}"
     return head + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
+
+
+def _as_declared(results: Iterable[CheckResult]) -> str:
+    """What a green cell does not count as passed, and why it is green all the same."""
+    names = [result.check.rsplit("::", 1)[-1] for result in results if result.outcome != "passed" and result.expected]
+    if not names:
+        return ""
+    more = f" (+{len(names) - 1} more)" if len(names) > 1 else ""
+    return f"as declared in expectations.toml: {names[0]}{more}"
 
 
 def _rank(finding: Finding) -> int:

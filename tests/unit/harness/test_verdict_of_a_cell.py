@@ -164,6 +164,12 @@ class TestExpectations:
         result = judged(self.failing, expectations=build.expectations(build.expectation()))
         assert result.verdict is Verdict.OK
         assert [check.expected for check in result.results] == [True, True, True]
+        assert result.reason == "as declared in expectations.toml: test_one"
+
+    def test_a_red_cell_gives_the_reason_of_its_colour(self):
+        both = build.suite_run(build.log_lines(outcomes={ONE: "failed", TWO: "failed"}, messages={TWO: "no"}))
+        result = judged(both, expectations=build.expectations(build.expectation()))
+        assert (result.verdict, result.reason) == (Verdict.BREAK, "test_two: no")
 
     def test_of_another_cell_does_not_help(self):
         other = build.expectations(build.expectation(cell="0.17.*"))
