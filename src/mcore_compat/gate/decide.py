@@ -50,6 +50,12 @@ def decide(
         return Verdict.UNPROVEN, f"nothing new, and not proved on either side: {unseen[0].title}: {first_line}"
     suffix = f"; {len(shared)} complaints as before, on both sides" if shared else ""
     suffix += "" if "cpu" in ran else "; GPU cells only, the CPU cells are those of `mcore-compat gate`"
+    declared = [f for f in new if f.level == "drift" and f.origin == "cell"]
+    if declared:
+        first = declared[0]
+        line = first.message.partition("\n")[0]
+        whose = ", broken upstream and not by us" if first.upstream else ""
+        return Verdict.DRIFT, f"a declared failure that the baseline has not{whose}: {first.title}: {line}{suffix}"
     drifted = [f for f in new if f.level == "drift" or (f.level == "break" and f.witness == "refuted")]
     if drifted or (candidate.modes != baseline.modes):
         what = drifted[0].message if drifted else "other modes than before"

@@ -26,12 +26,25 @@ def signature(message: str) -> str:
 
 
 def _failures(cell: CellResult) -> dict[tuple[str, str], Finding]:
-    """Findings held against a cell, by what they are about; messages are not part of that."""
+    """What failed in a cell, by what it is about; messages are not part of that.
+
+    A failure that is declared is told too, as drift: a run is green with it, and whoever upgrades must hear of it.
+    """
     found: dict[tuple[str, str], Finding] = {}
     for finding in cell.findings:
         if finding.verdict is not None:
             # Without a check the message may list many names; the kind says what it is about.
             found.setdefault((finding.kind, finding.check or ""), finding)
+    for result in cell.results:
+        if result.outcome == "failed" and result.expected:
+            declared = Finding(
+                kind=_FAILED_CHECK,
+                check=result.check,
+                message=result.message,
+                verdict=Verdict.DRIFT,
+                next_step="It is known: expectations.toml has the reason and the link.",
+            )
+            found.setdefault((_FAILED_CHECK, result.check), declared)
     return found
 
 
@@ -51,17 +64,13 @@ def pair_cells(
         upstream: checks that failed in the candidate without any code of ours.
     """
     before, after = _failures(baseline), _failures(candidate)
-    excused = {result.check for result in baseline.results if result.outcome == "failed" and result.expected}
     second = tuple(_failures(cell) for cell in again) if again is not None else (before, after)
     findings = []
     for key in sorted({*before, *after}):
         finding = after.get(key) or before[key]
         state = _state(key in before, key in after)
         note = ""
-        if key in after and key not in before and key[0] == _FAILED_CHECK and key[1] in excused:
-            # a build of the same release is known by another name, and no exception is declared for that
-            state, note = "same", "fails on the baseline too, where expectations.toml expects it"
-        elif (
+        if (
             again is not None
             and state != "same"
             and (key in second[0], key in second[1]) != (key in before, key in after)

@@ -52,14 +52,31 @@ def test_a_failure_with_another_message_is_the_same_one_and_says_so():
     assert "another message" in finding.witness_note
 
 
-@pytest.mark.parametrize(("excused", "verdict"), [(True, Verdict.OK), (False, Verdict.BREAK)])
-def test_what_is_expected_to_fail_on_the_baseline_is_not_new_in_a_build_of_the_same(excused, verdict):
-    results = (CheckResult(check="a.py::t", outcome="failed" if excused else "passed", expected=excused),)
-    sides = cell("0.18.2", results=results), cell("candidate", failures={"a.py::t": "upstream's own"})
+def _declared(name):
+    """A cell that is green though its check failed, as declared for its release."""
+    return cell(name, results=(CheckResult(check="a.py::t", outcome="failed", message="upstream's own"),))
+
+
+def test_a_declared_failure_of_the_baseline_is_not_new_in_a_build_of_the_same():
+    sides = _declared("0.18.2"), cell("candidate", failures={"a.py::t": "upstream's own"})
     (finding,) = found = pair_cells(*sides)
-    assert finding.state == ("same" if excused else "new")
-    assert ("expects it" in finding.witness_note) is excused
-    assert decide(side("old", sides[0]), side("new", sides[1]), RAN, found)[0] is verdict
+    assert finding.state == "same"
+    assert decide(side("old", sides[0]), side("new", sides[1]), RAN, found)[0] is Verdict.OK
+
+
+def test_a_declared_failure_that_the_baseline_has_not_is_told():
+    """U2: a green cell of the matrix, and news for whoever uses the feature."""
+    sides = cell("0.17.1"), _declared("0.18.0")
+    (finding,) = found = pair_cells(*sides, upstream=frozenset({"a.py::t"}))
+    assert (finding.state, finding.upstream) == ("new", True)
+    assert "expectations.toml" in finding.next_step
+    verdict, reason = decide(side("old", sides[0]), side("new", sides[1]), RAN, found)
+    assert verdict is Verdict.DRIFT
+    assert (
+        reason == "a declared failure that the baseline has not, broken upstream and not by us: a.py::t: upstream's own"
+    )
+    (back,) = pair_cells(*reversed(sides))
+    assert back.state == "fixed"
 
 
 def test_numbers_and_addresses_do_not_make_a_signature():
