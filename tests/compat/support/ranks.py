@@ -60,10 +60,17 @@ def run_ranks(job, *arguments, world=1, **layout):
         for process in ranks:
             process.join(_TIMEOUT)
         hung = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        ended = {str(rank): process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
         for process in ranks:
             process.kill()
             process.join()
         errors = {file.stem: file.read_text() for file in sorted(Path(directory).glob("*.error"))}
+        # A rank that was killed (by the host, for memory) leaves no traceback, and the others blame the connection.
+        errors = {
+            rank: f"ended with exit status {code} and no traceback"
+            for rank, code in ended.items()
+            if rank not in errors
+        } | errors
         # The error first: reports show one line.
         assert not errors, "\n".join(f"rank {rank}: {_last(text)}\n{text}" for rank, text in errors.items())
         assert not hung, f"ranks {hung} did not end within {_TIMEOUT} s"
