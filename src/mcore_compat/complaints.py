@@ -15,7 +15,7 @@ from mcore_compat.expectations import Expectation
 from mcore_compat.inventory import Inventory, check_of
 from mcore_compat.matrix import Cell
 from mcore_compat.proof import Facts
-from mcore_compat.report import Finding
+from mcore_compat.report import FAILED_CHECK, Finding
 from mcore_compat.reportlog import CheckOutcome
 from mcore_compat.runner import SuiteRun
 from mcore_compat.verdicts import Verdict
@@ -78,7 +78,7 @@ def of_checks(cell: Cell, run: SuiteRun, exceptions: tuple[Expectation, ...]) ->
     for check, outcome in sorted(run.log.checks.items()):
         entry = excused(check, exceptions)
         if outcome.failed and (entry is None or entry.kind != "fail"):
-            yield found(Verdict.BREAK, "failed-check", outcome.message or "no message", _by_hand(cell, check), check)
+            yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", _by_hand(cell, check), check)
 
 
 def of_stale(

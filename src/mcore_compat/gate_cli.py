@@ -16,13 +16,13 @@ from mcore_compat.chosen_subject import BUILT_IN, DEFAULT_SUBJECT, choose_subjec
 from mcore_compat.contract import cli as contract_cli
 from mcore_compat.gate import render
 from mcore_compat.gate.run import GateConfig, run_gate
-from mcore_compat.gate.sides import known_reports, read_sides, refuse_same
+from mcore_compat.gate.sides import earlier_reports, read_sides, refuse_same
 from mcore_compat.plan import Selection
 from mcore_compat.progress import display_for
 from mcore_compat.releases import cli as releases_cli
 from mcore_compat.releases import latest, load_releases
 from mcore_compat.render.annotations import render_annotations
-from mcore_compat.render.formats import write_formats
+from mcore_compat.render.formats import write_gate
 from mcore_compat.scrub import Scrubber
 from mcore_compat.session import RunConfig
 from mcore_compat.store import RunFolder
@@ -86,19 +86,14 @@ def gate(
         static_only=static,
         rerun=rerun,
     )
-    earlier = known_reports((reports / "latest", *sorted((home / "docs" / "results").glob("*"))), chosen.name)
-    sides = read_sides(home, candidate, baseline, earlier)
+    sides = read_sides(home, candidate, baseline, earlier_reports(home, reports, chosen.name))
     refuse_same(sides)
     console = Console()
     judged, report = run_gate(
         config, sides, lambda count: display_for(console, count), os.environ, dt.datetime.now(dt.UTC)
     )
     folder = RunFolder(reports / judged.run_id, _scrubber(config.run))
-    folder.save_text("gate.json", judged.model_dump_json(indent=1) + "\n")
-    folder.save_text("gate.md", render.markdown(judged))
-    if report is not None:
-        folder.save_report(report)
-        write_formats(folder.save_text, report, data, judged)
+    write_gate(folder, judged, report, data)
     typer.echo(folder.scrubber.text(render.text(judged, everything=everything)), nl=False)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo("\n".join(render_annotations(report, judged)))

@@ -17,14 +17,14 @@ from mcore_compat.chosen_subject import BUILT_IN, DEFAULT_SUBJECT, ChosenSubject
 from mcore_compat.errors import UsageError
 from mcore_compat.gate import render as gate_render
 from mcore_compat.gate.image import run_gate_on_image
-from mcore_compat.gate.sides import known_reports, read_sides, refuse_same
+from mcore_compat.gate.sides import earlier_reports, read_sides, refuse_same
 from mcore_compat.image import read_image
 from mcore_compat.image_run import LaneConfig, run_lane
 from mcore_compat.inventory import derive, load_inventory, write_text
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import display_for
-from mcore_compat.render.formats import write_formats
+from mcore_compat.render.formats import write_gate
 from mcore_compat.report import Report
 from mcore_compat.session import default_jobs
 from mcore_compat.verdicts import ExitCode, exit_code
@@ -69,8 +69,8 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
             f"--nproc {options.nproc} needs a GPU for each rank, this host has {cards}.",
             "Leave --nproc out, or run on a host with more.",
         )
-    if subject.peer is not None and not cards:
-        raise UsageError(subject.peer.elsewhere, f"Run `ci/gpu --subject {subject.name}` on a host with one.")
+    if not cards:
+        choose_subject(options.subject)  # its cells are CPU cells then: a package that needs a GPU is refused
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=options.work) as work:
         config = LaneConfig(
             root=root,
@@ -146,17 +146,13 @@ def _gate(
     options: argparse.Namespace,
 ) -> int:
     """``ci/gpu gate``: may we upgrade, by the GPU cells of both sides."""
-    data = config.root / "compat_matrix"
-    results = sorted((config.root / "docs" / "results").glob("*"))
-    sides = read_sides(config.root, candidate, options.baseline, known_reports((config.reports / "latest", *results)))
+    earlier = earlier_reports(config.root, config.reports)
+    sides = read_sides(config.root, candidate, options.baseline, earlier)
     refuse_same(sides)
     gate, ran = run_gate_on_image(
         config, house, sides, host, lambda count: display_for(console, count), rerun=not options.no_rerun
     )
-    ran.folder.save_text("gate.json", gate.model_dump_json(indent=1) + "\n")
-    ran.folder.save_text("gate.md", gate_render.markdown(gate))
-    ran.folder.save_report(ran.report)
-    write_formats(ran.folder.save_text, ran.report, data, gate)
+    write_gate(ran.folder, gate, ran.report, config.root / "compat_matrix")
     ran.folder.publish()
     sys.stdout.write(ran.folder.scrubber.text(gate_render.text(gate)))
     return exit_code(gate.verdict)

@@ -16,7 +16,16 @@ from mcore_compat.expectations import Expectation, Expectations
 from mcore_compat.inventory import Inventory
 from mcore_compat.matrix import Cell
 from mcore_compat.provision import Provisioned
-from mcore_compat.report import CellResult, CheckCounts, CheckResult, Evidence, Finding, MegatronCore, Seconds
+from mcore_compat.report import (
+    FAILED_CHECK,
+    CellResult,
+    CheckCounts,
+    CheckResult,
+    Evidence,
+    Finding,
+    MegatronCore,
+    Seconds,
+)
 from mcore_compat.reportlog import CheckOutcome
 from mcore_compat.runner import SuiteRun
 from mcore_compat.verdicts import Verdict
@@ -188,7 +197,7 @@ def _reason(findings: list[Finding]) -> str:
         return ""
     first = findings[0]
     head = first.message.splitlines()[0] if first.message else first.kind
-    if first.check and first.kind == "failed-check":
+    if first.check and first.kind == FAILED_CHECK:
         head = f"{first.check.rsplit('::', 1)[-1]}: {head}"
     return head + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
 

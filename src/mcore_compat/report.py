@@ -13,6 +13,7 @@ from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = [
+    "FAILED_CHECK",
     "SCHEMA_VERSION",
     "CellResult",
     "CheckCounts",
@@ -96,6 +97,10 @@ class Finding(_Record):
     next_step: str = ""
     verdict: Verdict | None = None
     link: str | None = None
+
+
+# The kind of a finding about a check that failed.
+FAILED_CHECK = "failed-check"
 
 
 class CheckResult(_Record):

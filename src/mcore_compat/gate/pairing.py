@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from mcore_compat.gate.model import GateFinding, Level, State
-from mcore_compat.report import CellResult, Finding
+from mcore_compat.report import FAILED_CHECK, CellResult, Finding
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["pair_cells", "signature"]
@@ -16,8 +16,6 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?|/[\w./-]+")
 _LEVELS: Mapping[Verdict | None, Level] = {Verdict.BREAK: "break", Verdict.DRIFT: "drift", None: "info"}
 # Everything else that is held against a cell says that something was not proved.
 _OTHER: Level = "unproven"
-# The kind of a finding about a check that failed (complaints.of_checks).
-_FAILED_CHECK = "failed-check"
 
 
 def signature(message: str) -> str:
@@ -38,13 +36,13 @@ def _failures(cell: CellResult) -> dict[tuple[str, str], Finding]:
     for result in cell.results:
         if result.outcome == "failed" and result.expected:
             declared = Finding(
-                kind=_FAILED_CHECK,
+                kind=FAILED_CHECK,
                 check=result.check,
                 message=result.message,
                 verdict=Verdict.DRIFT,
                 next_step="It is known: expectations.toml has the reason and the link.",
             )
-            found.setdefault((_FAILED_CHECK, result.check), declared)
+            found.setdefault((FAILED_CHECK, result.check), declared)
     return found
 
 

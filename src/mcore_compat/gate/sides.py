@@ -19,7 +19,7 @@ from mcore_compat.matrix import Cell, Matrix, load_matrix
 from mcore_compat.releases import load_releases
 from mcore_compat.report import Report
 
-__all__ = ["Sides", "known_reports", "paired_cells", "read_sides", "refuse_same", "static_findings"]
+__all__ = ["Sides", "earlier_reports", "known_reports", "paired_cells", "read_sides", "refuse_same", "static_findings"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ def known_reports(folders: tuple[Path, ...], judged: str = DEFAULT_SUBJECT) -> t
             except ValueError:
                 continue
     return tuple(report for report in found if report.subject.judged == judged)
+
+
+def earlier_reports(root: Path, reports: Path, judged: str = DEFAULT_SUBJECT) -> tuple[Report, ...]:
+    """What may name the baseline: the latest run, and the results that the project keeps."""
+    return known_reports((reports / "latest", *sorted((root / "docs" / "results").glob("*"))), judged)
 
 
 def refuse_same(sides: Sides) -> None:

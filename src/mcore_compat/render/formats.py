@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mcore_compat.contract.rules import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.gate import render as gate_render
 from mcore_compat.gate.model import GateReport
 from mcore_compat.render.annotations import render_annotations
 from mcore_compat.render.junit import render_junit
@@ -14,8 +15,9 @@ from mcore_compat.render.page import render_page
 from mcore_compat.render.sarif import render_sarif
 from mcore_compat.render.timeline import timeline
 from mcore_compat.report import Report
+from mcore_compat.store import RunFolder
 
-__all__ = ["write_formats"]
+__all__ = ["write_formats", "write_gate"]
 
 
 def write_formats(
@@ -34,3 +36,12 @@ def write_formats(
     save("junit.xml", render_junit(report))
     save("results.sarif", render_sarif(report, gate))
     save("annotations.txt", "\n".join([*render_annotations(report, gate), ""]))
+
+
+def write_gate(folder: RunFolder, gate: GateReport, report: Report | None, data: Path) -> None:
+    """Save the gate's own reports, and every format of its cells' run where there was one."""
+    folder.save_text("gate.json", gate.model_dump_json(indent=1) + "\n")
+    folder.save_text("gate.md", gate_render.markdown(gate))
+    if report is not None:
+        folder.save_report(report)
+        write_formats(folder.save_text, report, data, gate)
