@@ -20,13 +20,13 @@ class Cause:
 
     Attributes:
         finding: as the first of the cells has it.
-        verdict: what it makes of its cells.
+        verdict: what it alone makes of its cells; None: a note, told and not held against them.
         cells: ids, in the order of the run.
         since: since which release it is seen, in words.
     """
 
     finding: Finding
-    verdict: Verdict
+    verdict: Verdict | None
     cells: tuple[str, ...]
     since: str
 
@@ -40,9 +40,19 @@ class Cause:
         """First line of the message."""
         return self.finding.message.splitlines()[0] if self.finding.message else self.finding.kind
 
+    @property
+    def level(self) -> str:
+        """The verdict's name, or ``note``."""
+        return self.verdict.value if self.verdict is not None else "note"
+
+    @property
+    def told(self) -> str:
+        """One line: which check, if any, and the first line."""
+        return f"{self.finding.check}: {self.headline}" if self.finding.check else self.headline
+
 
 def causes(report: Report) -> tuple[Cause, ...]:
-    """The causes, those that touch most cells first; the run's own findings at the end."""
+    """The causes, those that touch most cells first; then what the run itself is blamed for; notes at the end."""
     groups: dict[tuple[str, ...], list[tuple[CellResult, Finding]]] = {}
     for cell in report.cells:
         seen = set()
@@ -54,15 +64,16 @@ def causes(report: Report) -> tuple[Cause, ...]:
     found = [
         Cause(
             finding=members[0][1],
-            verdict=members[0][1].verdict or members[0][0].verdict,
+            verdict=members[0][1].verdict,
             cells=tuple(cell.id for cell, _ in members),
             since=_since(report, [cell for cell, _ in members]),
         )
         for members in groups.values()
     ]
     found.sort(key=lambda cause: -len(cause.cells))
-    own = [Cause(finding, report.verdict, (), "in the run itself") for finding in report.findings]
-    return (*found, *own)
+    found += [Cause(finding, finding.verdict, (), "in the run itself") for finding in report.findings]
+    found.sort(key=lambda cause: cause.verdict is None)
+    return tuple(found)
 
 
 def _signature(finding: Finding) -> tuple[str, ...]:

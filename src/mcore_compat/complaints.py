@@ -15,7 +15,7 @@ from mcore_compat.expectations import Expectation
 from mcore_compat.inventory import Inventory, check_of
 from mcore_compat.matrix import Cell
 from mcore_compat.proof import Facts
-from mcore_compat.report import FAILED_CHECK, Finding
+from mcore_compat.report import AS_DECLARED, FAILED_CHECK, Finding
 from mcore_compat.reportlog import CheckOutcome
 from mcore_compat.runner import SuiteRun
 from mcore_compat.verdicts import Verdict
@@ -29,9 +29,9 @@ __all__ = [
     "of_completeness",
     "of_environment",
     "of_evidence",
+    "of_exceptions",
     "of_inventory",
     "of_mode",
-    "of_stale",
     "of_subject",
 ]
 
@@ -81,10 +81,10 @@ def of_checks(cell: Cell, run: SuiteRun, exceptions: tuple[Expectation, ...]) ->
             yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", _by_hand(cell, check), check)
 
 
-def of_stale(
+def of_exceptions(
     run: SuiteRun, exceptions: tuple[Expectation, ...], declared: frozenset[str], today: dt.date
 ) -> Iterable[Finding]:
-    """Declared exceptions that have expired, or whose check no longer goes as declared."""
+    """Declared exceptions that have expired, or whose check no longer goes as declared; those that hold are notes."""
     for entry in exceptions:
         outcome = run.log.checks.get(entry.check)
         if outcome is None and entry.check not in declared:
@@ -94,6 +94,14 @@ def of_stale(
         elif outcome is not None and not fulfils(outcome, entry):
             message, step = f"{entry} is stale: the check {outcome.outcome}", "Remove the entry."
         else:
+            if outcome is not None:
+                yield Finding(
+                    kind=AS_DECLARED,
+                    message=f"{'fails' if entry.kind == 'fail' else 'is skipped'} as declared: {entry.reason}",
+                    check=entry.check,
+                    next_step=f"None until {entry.expires}; a check that goes otherwise turns the run red.",
+                    link=entry.link,
+                )
             continue
         yield found(Verdict.BREAK, "expectation-stale", message, step, entry.check)
 

@@ -66,7 +66,7 @@ def judge_cell(
     findings = [
         *complaints.of_environment(cell, provisioned.environment.facts, run),
         *complaints.of_checks(cell, run, exceptions),
-        *complaints.of_stale(run, exceptions, declared, today),
+        *complaints.of_exceptions(run, exceptions, declared, today),
         *complaints.of_subject(run, subject, inventory.declared(cell)),
         *complaints.of_mode(cell, run, subject),
         *complaints.of_completeness(run),

@@ -17,7 +17,7 @@ _LIMIT = 60_000
 
 
 def render(report: Report) -> str:
-    """The whole report; causes that do not fit are counted, not cut in the middle."""
+    """The whole report; causes and notes that do not fit are counted, not cut in the middle."""
     head = [
         f"# {report.verdict.value}: megatron-core compatibility of {report.subject.judged}",
         "",
@@ -29,8 +29,11 @@ def render(report: Report) -> str:
     ]
     body, shown = "\n".join(head), 0
     found = causes(report)
-    for cause in found:
-        text = _cause(cause)
+    texts = [_cause(cause) for cause in found if cause.verdict is not None]
+    notes = [_note(cause) for cause in found[len(texts) :]]
+    if notes:
+        notes[0] = f"\n## Notes\n\n{notes[0]}"
+    for text in [*texts, *notes]:
         if len(body) + len(text) > _LIMIT:
             break
         body += text
@@ -55,17 +58,25 @@ def table(cells: Sequence[CellResult]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _note(cause: Cause) -> str:
+    link = f" [more]({cause.finding.link})" if cause.finding.link else ""
+    return f"- {_escaped(cause.told)}; {cause.since}{link}\n"
+
+
 def _cause(cause: Cause) -> str:
     lines = cause.finding.message.splitlines()[:_MESSAGE_LINES]
     block = "\n".join(lines).replace("```", "'''")
     touched = f" Cells: {', '.join(cause.cells)}." if cause.cells else ""
-    return (
-        f"\n## {_cell_text(cause.title)}\n\n{cause.verdict.value}, {cause.since}.{touched}\n\n"
-        f"```text\n{block}\n```\n" + (f"\nNext step: {cause.finding.next_step}\n" if cause.finding.next_step else "")
+    return f"\n## {_cell_text(cause.title)}\n\n{cause.level}, {cause.since}.{touched}\n\n```text\n{block}\n```\n" + (
+        f"\nNext step: {cause.finding.next_step}\n" if cause.finding.next_step else ""
     )
 
 
 def _cell_text(text: str) -> str:
     first = text.splitlines()[0] if text else ""
     cut = first if len(first) <= _REASON else first[: _REASON - 1] + "…"
-    return cut.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+    return _escaped(cut).replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;").replace(">", "&gt;")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,25 +15,34 @@ from mcore_compat.verdicts import Verdict
 
 __all__ = ["render", "summary_line"]
 
-_COLOURS = {
+_COLOURS: Mapping[Verdict | None, str] = {
     Verdict.OK: "green",
     Verdict.DRIFT: "cyan",
     Verdict.BREAK: "bold red",
     Verdict.UNRESOLVABLE: "yellow",
     Verdict.INFRA: "magenta",
     Verdict.UNPROVEN: "yellow",
+    None: "dim",
 }
 _CAUSES = 6
+_NOTES = 8
 _MESSAGE_LINES = 4
 
 
 def render(report: Report) -> RenderableType:
-    """Table, causes, one closing line."""
+    """Table, causes, notes, one closing line."""
     parts: list[RenderableType] = [_table(report)]
     found = causes(report)
-    parts += [_cause(cause) for cause in found[:_CAUSES]]
-    if len(found) > _CAUSES:
-        parts.append(Text(f"… and {len(found) - _CAUSES} more causes in report.md", style="dim"))
+    held = [cause for cause in found if cause.verdict is not None]
+    notes = found[len(held) :]
+    parts += [_cause(cause) for cause in held[:_CAUSES]]
+    if len(held) > _CAUSES:
+        parts.append(Text(f"… and {len(held) - _CAUSES} more causes in report.md", style="dim"))
+    if notes:
+        parts.append(Text())
+    parts += [Text(f"note: {note.told}; {note.since}", style="dim") for note in notes[:_NOTES]]
+    if len(notes) > _NOTES:
+        parts.append(Text(f"… and {len(notes) - _NOTES} more notes in report.md", style="dim"))
     parts.append(Text(summary_line(report), style=_COLOURS[report.verdict]))
     return Group(*parts)
 
@@ -80,7 +91,7 @@ def _time(cell: CellResult) -> float:
 def _cause(cause: Cause) -> Text:
     text = Text("\n")
     text.append(cause.title, style="bold")
-    text.append(f"  {cause.verdict.value}, {cause.since}\n", style=_COLOURS[cause.verdict])
+    text.append(f"  {cause.level}, {cause.since}\n", style=_COLOURS[cause.verdict])
     lines = cause.finding.message.splitlines()
     # Without a check the title is the first line already.
     for line in lines[0 if cause.finding.check else 1 :][:_MESSAGE_LINES]:

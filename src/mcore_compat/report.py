@@ -13,6 +13,7 @@ from mcore_compat.chosen_subject import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = [
+    "AS_DECLARED",
     "FAILED_CHECK",
     "SCHEMA_VERSION",
     "CellResult",
@@ -101,6 +102,8 @@ class Finding(_Record):
 
 # The kind of a finding about a check that failed.
 FAILED_CHECK = "failed-check"
+# The kind of a note about a check that goes as its declared exception says.
+AS_DECLARED = "as-declared"
 
 
 class CheckResult(_Record):

@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mcore_compat.chosen_subject import OURS, ChosenSubject
+from mcore_compat.complaints import found
 from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.expectations import Expectations, load_expectations
@@ -25,7 +26,7 @@ from mcore_compat.matrix import Cell, Matrix, load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import Display
 from mcore_compat.provision import Provisioned, provision
-from mcore_compat.report import CellResult, Finding, Report, SubjectInfo
+from mcore_compat.report import CellResult, Report, SubjectInfo
 from mcore_compat.runner import SuiteOptions, run_suite
 from mcore_compat.scrub import Scrubber
 from mcore_compat.store import RunFolder, RunPlan, new_run_id, newest_unfinished
@@ -188,12 +189,10 @@ def _report(run: Prepared, finished: Mapping[str, CellResult], seconds: float) -
     lost = [cell_id for cell_id in run.plan.planned if cell_id not in finished]
     findings = judge_expectations(run.expectations, run.matrix.cells, results)
     findings += tuple(
-        Finding(kind="cell-lost", message=f"cell {cell_id} was planned and has no result", next_step="Run it again.")
+        found(Verdict.UNPROVEN, "cell-lost", f"cell {cell_id} was planned and has no result", "Run it again.")
         for cell_id in lost
     )
-    verdicts = [result.verdict for result in results]
-    verdicts += [Verdict.UNPROVEN] * len(lost)
-    verdicts += [Verdict.BREAK] * any(finding.kind == "expectation-unused" for finding in findings)
+    verdicts = [result.verdict for result in results] + [f.verdict for f in findings if f.verdict is not None]
     subject = run.subject
     return Report(
         run_id=run.plan.run_id,

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +55,13 @@ def main(arguments: list[str]) -> int:
     """Confirm and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rules", nargs="*", metavar="RULE", help="default: all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="sides side by side; default: all cores")
     parser.add_argument("--cells", type=Path, default=ROOT / ".cells", help="where the cells' environments are")
     options = parser.parse_args(arguments)
     rules = [RULES[name] for name in options.rules or RULES]
     with tempfile.TemporaryDirectory(prefix="mcore-compat-planted-") as folder:
         cases = [case for rule in rules for case in _cases(rule, Path(folder), options.cells)]
-        rows = _judged(cases, options.cells)
+        rows = _judged(cases, options.cells, options.jobs)
     rows += [(rule.id, "—", "none", str(rule.unwitnessed)) for rule in rules if rule.witness is None]
     sys.stdout.write("| rule | where | witness | it said |\n|---|---|---|---|\n")
     for name, place, state, note in sorted(rows):
@@ -108,7 +110,7 @@ def _cell(version: str, tree: Path | None) -> Cell:
     return cell.model_copy(update={"env": (*cell.env, variable)})
 
 
-def _judged(cases: list[Case], cells: Path) -> list[tuple[str, str, str, str]]:
+def _judged(cases: list[Case], cells: Path, jobs: int) -> list[tuple[str, str, str, str]]:
     """Each side of all cases in as few processes as there are different megatron-cores: the import is what costs."""
     groups: dict[tuple[str, Path | None], list[tuple[int, int, Lines]]] = {}
     for number, case in enumerate(cases):
@@ -117,10 +119,17 @@ def _judged(cases: list[Case], cells: Path) -> list[tuple[str, str, str, str]]:
             for side, (version, tree) in enumerate(zip(case.sides, (None, case.tree), strict=True)):
                 groups.setdefault((version, tree), []).append((number, side, lines))
     outcomes: dict[tuple[int, int], Outcome] = {}
-    for (version, tree), wanted in groups.items():
-        ran = run_witnesses([lines for *_, lines in wanted], _cell(version, tree), cells / version, os.environ)
-        outcomes |= {(number, side): outcome for (number, side, _), outcome in zip(wanted, ran, strict=True)}
-        sys.stderr.write(f"{version}{f', {tree.name}' if tree else ''}: {', '.join(o.result for o in ran)}\n")
+
+    def ran(group: tuple[str, Path | None]) -> list[Outcome]:
+        version, tree = group
+        lines = [lines for *_, lines in groups[group]]
+        return run_witnesses(lines, _cell(version, tree), cells / version, os.environ)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for (version, tree), found in zip(groups, pool.map(ran, groups), strict=True):
+            wanted = groups[version, tree]
+            outcomes |= {(number, side): outcome for (number, side, _), outcome in zip(wanted, found, strict=True)}
+            sys.stderr.write(f"{version}{f', {tree.name}' if tree else ''}: {', '.join(o.result for o in found)}\n")
     return [_row(case, outcomes.get((number, 0)), outcomes.get((number, 1))) for number, case in enumerate(cases)]
 
 

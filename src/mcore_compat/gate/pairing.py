@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from mcore_compat.gate.model import GateFinding, Level, State
-from mcore_compat.report import FAILED_CHECK, CellResult, Finding
+from mcore_compat.report import AS_DECLARED, FAILED_CHECK, CellResult, Finding
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["pair_cells", "signature"]
@@ -33,14 +33,17 @@ def _failures(cell: CellResult) -> dict[tuple[str, str], Finding]:
         if finding.verdict is not None:
             # Without a check the message may list many names; the kind says what it is about.
             found.setdefault((finding.kind, finding.check or ""), finding)
+    known = {finding.check: finding for finding in cell.findings if finding.kind == AS_DECLARED}
     for result in cell.results:
         if result.outcome == "failed" and result.expected:
+            note = known.get(result.check)
             declared = Finding(
                 kind=FAILED_CHECK,
                 check=result.check,
                 message=result.message,
                 verdict=Verdict.DRIFT,
-                next_step="It is known: expectations.toml has the reason and the link.",
+                next_step=f"It is known, expectations.toml has it{f': {note.message}' if note else ''}.",
+                link=note.link if note else None,
             )
             found.setdefault((FAILED_CHECK, result.check), declared)
     return found

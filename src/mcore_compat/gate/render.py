@@ -37,20 +37,21 @@ def _shown(findings: Iterable[GateFinding], everything: bool) -> list[GateFindin
 
 
 def _grouped(findings: Iterable[GateFinding]) -> list[tuple[GateFinding, int]]:
-    """Findings of cells with the same message told once, with the number of others."""
-    groups: dict[tuple[str, ...], list[GateFinding]] = {}
+    """What is said of several checks in one message, or of several models at one place, told once with the number."""
+    groups: dict[tuple[str | bool | None, ...], list[GateFinding]] = {}
     for finding in findings:
         key = (
-            ("cell", finding.level, str(finding.upstream), signature(finding.message))
+            ("cell", finding.level, finding.upstream, signature(finding.message))
             if finding.origin == "cell"
-            else (str(id(finding)),)
+            else (finding.title, finding.level, finding.message, finding.where, finding.witness)
         )
         groups.setdefault(key, []).append(finding)
     return [(group[0], len(group) - 1) for group in groups.values()]
 
 
 def _others(finding: GateFinding, count: int) -> str:
-    more = f" (+{count} more checks with this message)" if count else ""
+    what = "checks with this message" if finding.origin == "cell" else "at this place, of another model"
+    more = f" (+{count} more {what})" if count else ""
     return f"{more} [broken upstream, not by us]" if finding.upstream else more
 
 

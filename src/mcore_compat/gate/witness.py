@@ -27,8 +27,16 @@ _STANDIN = Path(contract.__file__).parent / "standin.py"
 # Each witness in a child of its own, so that none can disturb another. The slow import is paid once, in the parent,
 # after those witnesses that need a process without it.
 _DRIVER = """
-import json, os, sys, warnings
+import json, os, sys, traceback, warnings
 warnings.simplefilter("ignore")
+
+def told(error, index, source):
+    if str(error):
+        return f"{type(error).__name__}: {error}"
+    # A bare assert says nothing by itself; its own line does.
+    places = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == f"witness {index}"]
+    line = source.splitlines()[places[-1] - 1].strip() if places else "nowhere in the witness"
+    return f"{type(error).__name__}: {line}"
 
 def judge(index, source):
     sys.stdout.flush()
@@ -40,9 +48,9 @@ def judge(index, source):
         exec(compile(source, f"witness {index}", "exec"), {"__name__": "witness"})
         result, note = "pass", ""
     except (AssertionError, TypeError, AttributeError, ImportError) as error:
-        result, note = "fail", f"{type(error).__name__}: {error}"
+        result, note = "fail", told(error, index, source)
     except BaseException as error:
-        result, note = "error", f"{type(error).__name__}: {error}"
+        result, note = "error", told(error, index, source)
     print("\\n" + "MARK" + json.dumps([index, result, note[:300]]), flush=True)
     os._exit(0)
 

@@ -11,7 +11,7 @@ from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.gate.pairing import pair_cells, signature
 from mcore_compat.gate.render import markdown, text
-from mcore_compat.report import CheckResult
+from mcore_compat.report import CheckResult, Finding
 from mcore_compat.verdicts import Verdict
 
 CHECKS = st.dictionaries(st.sampled_from(["a.py::t", "b.py::t", "c.py::t"]), st.sampled_from(["x", "y"]))
@@ -143,6 +143,27 @@ def test_the_text_says_verdict_reason_next_step_and_consequences():
     assert words.startswith("BREAK: because\nnext: Stay.\n")
     assert "hook: it fails" in words
     assert "1 more notes" in words
+
+
+def test_what_several_models_have_at_one_place_is_told_once():
+    """GPT, Mamba and hybrid models may share the line that a rule is about."""
+    there = {"where": "hybrid_model.py:590", "witness": "confirmed"}
+    findings = [contract_finding(**there), contract_finding(**there), contract_finding(where="gpt_model.py:765")]
+    words = text(report(findings))
+    assert words.count("hybrid_model.py:590") == words.count("gpt_model.py:765") == 1
+    assert "something moved (+1 more at this place, of another model)" in words
+    assert markdown(report(findings)).count("hybrid_model.py:590") == 1
+    refuted = [contract_finding(**there), contract_finding(**there | {"witness": "refuted"})]
+    assert text(report(refuted)).count("hybrid_model.py:590") == 2
+
+
+def test_a_declared_failure_brings_its_reason_and_its_link():
+    known = Finding(
+        kind="as-declared", message="fails as declared: upstream", check="a.py::t", link="https://a.example"
+    )
+    (finding,) = pair_cells(cell("0.17.1"), _declared("0.18.0").model_copy(update={"findings": (known,)}))
+    assert (finding.level, finding.link) == ("drift", "https://a.example")
+    assert finding.next_step == "It is known, expectations.toml has it: fails as declared: upstream."
 
 
 def test_markdown_stays_in_its_budget_and_counts_what_is_cut():

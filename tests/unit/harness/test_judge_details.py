@@ -77,6 +77,7 @@ def test_an_expired_exception_is_told_though_its_check_did_not_run_and_though_ot
         ("expectation-stale", THREE, "Look again: fix the cause, or renew with a reason."),
         ("expectation-stale", TWO, "Remove the entry."),
         ("missing-check", None, "Make them run, or change inventory.toml."),
+        ("as-declared", ONE, "None until 2026-12-30; a check that goes otherwise turns the run red."),
     ]
 
 

@@ -88,6 +88,42 @@ def test_the_runs_own_findings_are_shown():
     assert "has no result" in render_markdown.render(report)
 
 
+def test_a_note_in_a_red_run_is_not_called_red():
+    """What a green check measured stands beside a failure; it must not read like one."""
+    measured = build.finding("peak 912 MB", build.CHECKS[1], "measured", None)
+    host = build.finding("Host: 1 x <gpu>", None, "image", None)
+    lost = build.finding("no room", None, "image-changed", Verdict.INFRA)
+    red = build.result(verdict=Verdict.BREAK, findings=[measured, build.finding()])
+    report = build.report(red, findings=[host, lost])
+    assert [(cause.level, cause.headline) for cause in causes(report)] == [
+        ("break", "assert 1 == 2"),
+        ("infra", "no room"),
+        ("note", "peak 912 MB"),
+        ("note", "Host: 1 x <gpu>"),
+    ]
+    lines = shown(report, 160).splitlines()
+    assert f"note: {build.CHECKS[1]}: peak 912 MB; in every release of this run (1)" in lines
+    assert "note: Host: 1 x <gpu>; in the run itself" in lines
+    assert not [line for line in lines if "break" in line and ("peak" in line or "Host" in line)]
+    text = render_markdown.render(report)
+    assert text.index("## no room") < text.index("## Notes") < text.index(f"- {build.CHECKS[1]}: peak 912 MB; ")
+    assert text.count("## Notes") == 1
+    assert "- Host: 1 x &lt;gpu&gt;; in the run itself\n" in text
+
+
+def test_many_notes_are_counted():
+    notes = [build.finding(f"note {chr(97 + number)}", None, "measured", None) for number in range(11)]
+    lines = shown(build.report(build.result(findings=notes))).splitlines()
+    assert sum(line.startswith("note: ") for line in lines) == 8
+    assert "… and 3 more notes in report.md" in lines
+
+
+def test_a_note_keeps_its_link():
+    known = build.finding("fails as declared: upstream", build.CHECKS[0], "as-declared", None)
+    linked = known.model_copy(update={"link": "https://example.org/thread"})
+    assert "[more](https://example.org/thread)" in render_markdown.render(build.report(build.result(findings=[linked])))
+
+
 def test_markdown_escapes_and_names_the_next_step():
     report = build.report(build.result(verdict=Verdict.BREAK, reason="a|b <c>", findings=[build.finding("x ``` y")]))
     text = render_markdown.render(report)

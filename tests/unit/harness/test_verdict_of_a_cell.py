@@ -166,6 +166,17 @@ class TestExpectations:
         assert [check.expected for check in result.results] == [True, True, True]
         assert result.reason == "as declared in expectations.toml: test_one"
 
+    @pytest.mark.parametrize(
+        ("kind", "outcome", "words"), [("fail", "failed", "fails"), ("skip", "skipped", "is skipped")]
+    )
+    def test_a_reader_learns_why_it_is_green(self, kind, outcome, words):
+        entry = build.expectation(kind=kind)
+        run = build.suite_run(build.log_lines(outcomes={ONE: outcome}))
+        (note,) = judged(run, expectations=build.expectations(entry)).findings
+        assert (note.kind, note.check, note.verdict, note.link) == ("as-declared", ONE, None, entry.link)
+        assert note.message == f"{words} as declared: {entry.reason}"
+        assert str(entry.expires) in note.next_step
+
     def test_a_red_cell_gives_the_reason_of_its_colour(self):
         both = build.suite_run(build.log_lines(outcomes={ONE: "failed", TWO: "failed"}, messages={TWO: "no"}))
         result = judged(both, expectations=build.expectations(build.expectation()))

@@ -121,7 +121,7 @@ def test_a_dropped_cell_is_unproven(project, monkeypatch):
     )
     report, _ = run(project)
     assert report.verdict is Verdict.UNPROVEN
-    assert [finding.kind for finding in report.findings] == ["cell-lost"]
+    assert [(finding.kind, finding.verdict) for finding in report.findings] == [("cell-lost", Verdict.UNPROVEN)]
 
 
 def test_an_expectation_for_a_cell_that_does_not_exist_is_red(project):
