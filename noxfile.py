@@ -14,8 +14,7 @@ PYTHON = "3.12"
 # The cells' own torch and numpy: one download serves sessions and cells, and types are checked against one torch.
 DEFAULTS = nox.project.load_toml("compat_matrix/matrix.toml")["defaults"]
 PINS = (f"torch=={DEFAULTS['torch']}", *(item["spec"] for item in DEFAULTS["constraints"]))
-UNIT_RESULTS = Path("reports", "unit.xml")
-FAULT_RESULTS = Path("reports", "faults.json")
+RESULTS = Path("reports")  # where CI looks for them
 COMMAND = ("python", "-m", "mcore_compat")
 
 
@@ -37,9 +36,10 @@ def script(session: nox.Session, path: str) -> None:
 
 
 def run_unit(session: nox.Session) -> None:
-    """The unit tests, with their results where CI looks for them."""
-    UNIT_RESULTS.parent.mkdir(exist_ok=True)
-    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={UNIT_RESULTS}", *session.posargs)
+    """The unit tests, with what they need."""
+    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
+    RESULTS.mkdir(exist_ok=True)
+    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={RESULTS}/unit.xml", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -52,7 +52,6 @@ def compat(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
-    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
     run_unit(session)
     session.run(*COMMAND, "run", "--classes")
 
@@ -60,7 +59,6 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def unit(session: nox.Session) -> None:
     """Unit tests alone."""
-    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
     run_unit(session)
 
 
@@ -124,10 +122,17 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def witnesses(session: nox.Session) -> None:
+    """Each contract rule's witness must pass without the change that it is about, and fail with it; after `tests`."""
+    harness(session)
+    session.run("python", "tests/witnesses/confirm.py", f"--results={RESULTS}/witnesses.json", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def faults(session: nox.Session) -> None:
     """Plant every fault of the catalogue; each must be caught by the check that it names."""
     session.install("-e", ".[harness,suite]", *PINS)
-    session.run("python", "tests/faults/run.py", f"--results={FAULT_RESULTS}", *session.posargs)
+    session.run("python", "tests/faults/run.py", f"--results={RESULTS}/faults.json", *session.posargs)
 
 
 @nox.session(python=PYTHON)

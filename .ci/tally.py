@@ -1,6 +1,6 @@
-"""Prints one closing line, ``N passed, N failed``, from the results of unit tests, cells and planted faults.
+"""Prints one closing line, ``N passed, N failed``, from the results of unit tests, cells, witnesses and planted faults.
 
-Each part is told in a line of its own before; a planted fault that was caught counts as passed.
+Each part is told in a line of its own before; a confirmed witness and a planted fault that was caught count as passed.
 """
 
 import json
@@ -32,6 +32,14 @@ def compat(path: Path) -> tuple[int, int]:
     return passed, sum(max(bad, int(is_red)) for bad, is_red in zip(unexpected, red, strict=True))
 
 
+def witnesses(path: Path) -> tuple[int, int]:
+    """Confirmed and other witnesses; no file counts as one that is not."""
+    if not path.is_file():
+        return 0, 1
+    counts = json.loads(path.read_text(encoding="utf-8"))
+    return counts["confirmed"], len(counts["others"])
+
+
 def faults(path: Path) -> tuple[int, int]:
     """Caught and missed faults; a check that fails without a fault counts as one more missed, and so does no file."""
     if not path.is_file():
@@ -45,7 +53,7 @@ def faults(path: Path) -> tuple[int, int]:
 
 def main() -> int:
     """Print each part, and the sum."""
-    parts = {"unit tests": unit, "checks in cells": compat, "planted faults": faults}
+    parts = {"unit tests": unit, "checks in cells": compat, "witnesses": witnesses, "planted faults": faults}
     counts = [read(Path(path)) for read, path in zip(parts.values(), sys.argv[1:], strict=True)]
     for name, (passed, failed) in zip(parts, counts, strict=True):
         print(f"{name}: {passed} passed, {failed} failed")

@@ -1,12 +1,14 @@
 """Run every rule's witness where the rule applies and where it does not: it must fail there and pass here.
 
 ``python tests/witnesses/confirm.py [--cells .cells] [RULE …]`` needs the environments of the cells that it names;
-``nox -s compat`` makes them. Prints one Markdown row a rule, and ends with 1 where a witness is not confirmed.
+``nox -s tests`` and ``nox -s compat`` make them. Prints one Markdown row a rule, and ends with 1 where a witness is not
+confirmed. ``--results FILE`` also writes how many are, and which are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -36,6 +38,7 @@ DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
 SNAPSHOTS = load_snapshots(DATA / "contracts")
 MATRIX = load_matrix(DATA / "matrix.toml")
+_NEEDED = {BASE, *(version for sides in RELEASES.values() for version in sides)}
 # Addresses and folders: they differ from run to run.
 _VARIABLE = re.compile(r" at 0x[0-9a-f]+| \(/[^)]*\)?")
 
@@ -57,7 +60,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("rules", nargs="*", metavar="RULE", help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="sides side by side; default: all cores")
     parser.add_argument("--cells", type=Path, default=ROOT / ".cells", help="where the cells' environments are")
+    parser.add_argument("--results", type=Path, help="a JSON file for the counts")
     options = parser.parse_args(arguments)
+    absent = [name for name in sorted(_NEEDED) if not (options.cells / name / "venv").is_dir()]
+    if absent:
+        parser.error(f"{options.cells} has no environment of {', '.join(absent)}: `nox -s tests` makes them")
     rules = [RULES[name] for name in options.rules or RULES]
     with tempfile.TemporaryDirectory(prefix="mcore-compat-planted-") as folder:
         cases = [case for rule in rules for case in _cases(rule, Path(folder), options.cells)]
@@ -66,7 +73,12 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write("| rule | where | witness | it said |\n|---|---|---|---|\n")
     for name, place, state, note in sorted(rows):
         sys.stdout.write(f"| `{name}` | {place} | {state} | {note} |\n")
-    return 1 if any(state not in {"confirmed", "none"} for _, _, state, _ in rows) else 0
+    others = sorted({name for name, _, state, _ in rows if state not in {"confirmed", "none"}})
+    if options.results:
+        confirmed = sum(state == "confirmed" for _, _, state, _ in rows)
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps({"confirmed": confirmed, "others": others}) + "\n", encoding="utf-8")
+    return 1 if others else 0
 
 
 def _cases(rule: Rule, folder: Path, cells: Path) -> Iterator[Case]:

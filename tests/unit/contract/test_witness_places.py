@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from mcore_compat.contract.compare import FindingState, compare_contracts
+from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.contract.rules import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.matrix import load_matrix
+from mcore_compat.plan import Selection, plan_cells
 
 ROOT = Path(__file__).parents[3]
 RULES = {rule.id: rule for rule in load_rules(ROOT / "compat_matrix" / "rules")}
@@ -32,6 +35,13 @@ def test_a_rule_that_breaks_has_a_witness_or_cannot_have_one():
 def test_the_rule_speaks_of_those_two_releases(name):
     old, new = (CONTRACTS[version] for version in PLACES["RELEASES"][name])
     assert any(f.state is FindingState.NEW for f in compare_contracts(old, new, [RULES[name]]))
+
+
+def test_the_environments_of_the_tests_session_are_enough():
+    data = ROOT / "compat_matrix"
+    chosen = plan_cells(load_matrix(data / "matrix.toml"), Selection(classes=True), class_of_cells(data))
+    needed = {PLACES["BASE"], *(version for sides in PLACES["RELEASES"].values() for version in sides)}
+    assert needed <= {cell.id for cell in chosen}
 
 
 @pytest.mark.parametrize("name", PLACES["PLANTS"])

@@ -95,6 +95,7 @@ JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}
 FAULTS = {"planted": 5, "caught": 5, "left_out": 0, "failing_controls": [], "kinds": {}}
 PASSED, FAILED, EXPECTED = [("passed", True)], [("failed", False)], [("failed", True)]
 ALL_PASSED = JUNIT.format(10, 0, 0, 0)
+NO_WITNESS = '{"confirmed": 0, "others": []}'
 
 
 @pytest.mark.parametrize(
@@ -122,16 +123,36 @@ def test_the_closing_line_counts_all_and_never_hides_a_red_cell(unit, outcomes, 
         (tmp_path / "report.json").write_text(json.dumps({"cells": [cell]}), encoding="utf-8")
     if faults is not None:
         (tmp_path / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
-    files = [tmp_path / name for name in ("unit.xml", "report.json", "faults.json")]
-    done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "tally.py", *files], check=False, capture_output=True, text=True
-    )
-    assert (done.stdout.splitlines()[-1:], done.returncode) == ([line], code)
+    (tmp_path / "witnesses.json").write_text(NO_WITNESS, encoding="utf-8")
+    files = [tmp_path / name for name in ("unit.xml", "report.json", "witnesses.json", "faults.json")]
+    assert tally(*files)[1:] == (line, code)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ('{"confirmed": 48, "others": []}', "witnesses: 48 passed, 0 failed"),
+        ('{"confirmed": 46, "others": ["hook-absent", "import-new"]}', "witnesses: 46 passed, 2 failed"),
+        (None, "witnesses: 0 passed, 1 failed"),
+    ],
+)
+def test_witnesses_that_are_not_confirmed_are_failures(found, told, tmp_path):
+    if found is not None:
+        (tmp_path / "witnesses.json").write_text(found, encoding="utf-8")
+    lines, _, code = tally("absent", "absent", tmp_path / "witnesses.json", "absent")
+    assert told in lines
+    assert code == 1
+
+
+def tally(*files):
+    """Every line, the last one, and the exit code of what CI closes with."""
+    command = [sys.executable, ROOT / ".ci" / "tally.py", *files]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    return lines, lines[-1], done.returncode
 
 
 def test_faults_that_were_left_out_are_said_by_kind(tmp_path):
     left = FAULTS | {"left_out": 8, "kinds": {"runs": {"left_out": 8}, "kernel": {"left_out": 0}}}
     (tmp_path / "faults.json").write_text(json.dumps(left), encoding="utf-8")
-    command = [sys.executable, ROOT / ".ci" / "tally.py", "absent", "absent", tmp_path / "faults.json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "faults left out: 8 runs" in done.stdout.splitlines()
+    assert "faults left out: 8 runs" in tally("absent", "absent", "absent", tmp_path / "faults.json")[0]
