@@ -92,6 +92,16 @@ def test_a_renamed_output_layer_is_named(subject, mode):
 
 
 @MODES
+def test_upstreams_head_that_can_compute_the_loss(subject, mode):
+    """Upstream's dev branch: every GPTModel has it. Its product is fused; a configuration in which it is asked for the
+    loss is refused, since what the head then returns are no logits."""
+    _right(subject, build(Shape(), cls=futures.HeadThatCanComputeTheLoss), mode)
+    model = build(Shape(), cls=futures.HeadThatCanComputeTheLoss)
+    model.config.cross_entropy_loss_fusion, model.config.cross_entropy_fusion_impl = True, "linear"
+    _refused(subject, model, mode, "cross_entropy_fusion_impl")
+
+
+@MODES
 @pytest.mark.parametrize(
     ("operation", "named"),
     [

@@ -21,6 +21,10 @@ class OtherLinear(ColumnParallelLinear):
         return torch.tanh(output), bias
 
 
+class LinearCrossEntropyModule(OtherLinear):
+    """Somebody else's, with the name of upstream's, which is known."""
+
+
 class RenamedOnly(ColumnParallelLinear):
     """A subclass that changes nothing is still the stock product."""
 
@@ -100,6 +104,10 @@ def _renamed(model):
 
 SPOILED = {
     "another class": (lambda model: setattr(model, "output_layer", _layer(OtherLinear)), "OtherLinear"),
+    "another's of a known name": (
+        lambda model: setattr(model, "output_layer", _layer(LinearCrossEntropyModule)),
+        "LinearCrossEntropyModule",
+    ),
     "adapter around": (lambda model: setattr(model, "output_layer", LoraHead(model.output_layer)), "LoraHead"),
     "adapter inside": (_with_adapter_inside, "lora_a"),
     "bias": (_with_bias, "bias"),

@@ -7,6 +7,20 @@ meets such a release is known before it comes. The changes sit where upstream wo
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear
+
+try:  # on upstream's dev branch it is there
+    from megatron.core.transformer.linear_cross_entropy import LinearCrossEntropyModule
+except ImportError:
+
+    class LinearCrossEntropyModule(ColumnParallelLinear):
+        """Modelled on upstream's dev branch: the stock product, or the loss where the caller asks for it."""
+
+        def forward(self, input_, weight=None, runtime_gather_output=None, output_cross_entropy_loss=False, **kwargs):
+            assert not output_cross_entropy_loss, "the loss is not modelled"
+            return super().forward(input_, weight, runtime_gather_output, **kwargs)
+
+    LinearCrossEntropyModule.__module__ = "megatron.core.transformer.linear_cross_entropy"
 
 
 def _changed(processor, change):
@@ -117,6 +131,14 @@ class OutputLayerRenamed(GPTModel):
         super().__init__(*args, **kwargs)
         self.lm_head = self.output_layer
         del self.output_layer
+
+
+class HeadThatCanComputeTheLoss(GPTModel):
+    """The head is a subclass that upstream asks for the loss under one configuration, and for logits otherwise."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.output_layer.__class__ = LinearCrossEntropyModule
 
 
 class _TouchedLogits(GPTModel):
