@@ -66,6 +66,12 @@ def run(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cells side by side.")] = default_jobs(),
     workers: Annotated[int, typer.Option(min=0, help="pytest-xdist workers inside each cell; 0: none.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest interrupted run.")] = False,
+    reuse: Annotated[
+        bool,
+        typer.Option(
+            "--reuse", help="Take green results of earlier runs with the same inputs; a tenth is judged anew."
+        ),
+    ] = False,
     profile: Annotated[str, typer.Option(help="Hypothesis profile: dev, ci, nightly, gpu.")] = "ci",
     report_dir: Annotated[Path | None, typer.Option(help="Where runs are written; default: reports/.")] = None,
     cells_dir: Annotated[Path | None, typer.Option(help="Where environments live; default: .cells/.")] = None,
@@ -92,6 +98,7 @@ def run(
         profile=profile,
         workers=workers,
         resume=resume,
+        reuse=reuse,
         subject=chosen,
         data=folder,
     )

@@ -56,9 +56,11 @@ def summary_line(report: Report) -> str:
     minutes, seconds = divmod(round(report.seconds), 60)
     other = "" if report.subject.judged == DEFAULT_SUBJECT else f"subject {report.subject.judged}, "
     left_out = sum(cell.checks.not_applicable for cell in report.cells)
+    reused = sum(cell.reused_from is not None for cell in report.cells)
     return (
         f"{report.verdict.value}: {other}{len(report.planned)} cells ({cells or 'none judged'}), "
-        f"{passed} of {planned} checks passed, "
+        + (f"{reused} of them judged in earlier runs, " if reused else "")
+        + f"{passed} of {planned} checks passed, "
         + (f"{left_out} do not apply, " if left_out else "")
         + f"{minutes} min {seconds:02d} s"
     )

@@ -118,7 +118,11 @@ class CheckResult(_Record):
 
 
 class CellResult(_Record):
-    """One cell, judged."""
+    """One cell, judged.
+
+    Attributes:
+        reused_from: the run that judged it, where that was an earlier one with the same inputs.
+    """
 
     id: str
     megatron_core: MegatronCore
@@ -133,6 +137,7 @@ class CellResult(_Record):
     expected_mode: str
     verdict: Verdict
     reason: str = ""
+    reused_from: str | None = None
     checks: CheckCounts = CheckCounts()
     evidence: Evidence = Evidence()
     seconds: Seconds = Seconds()

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from mcore_compat.chosen_subject import OURS, ChosenSubject
 from mcore_compat.complaints import found
 from mcore_compat.contract.planning import class_of_cells
+from mcore_compat.earlier import Earlier, Kept, refuted, reused, sample, what_decides
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.expectations import Expectations, load_expectations
 from mcore_compat.inventory import Inventory, load_inventory
@@ -25,7 +26,7 @@ from mcore_compat.judge import judge_cell, judge_expectations
 from mcore_compat.matrix import Cell, Matrix, load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import Display
-from mcore_compat.provision import Provisioned, provision
+from mcore_compat.provision import Environment, Provisioned, provision
 from mcore_compat.report import CellResult, Report, SubjectInfo
 from mcore_compat.runner import SuiteOptions, run_suite
 from mcore_compat.scrub import Scrubber
@@ -59,6 +60,7 @@ class RunConfig:
         resume: go on with the newest interrupted run instead of starting one.
         only: run this check alone, for whoever looks at its outcome and not at the verdict.
         subject: the implementation that the suite judges.
+        reuse: take a green result of an earlier run where nothing that it depends on has changed.
     """
 
     root: Path
@@ -74,6 +76,7 @@ class RunConfig:
     only: str | None = None
     subject: ChosenSubject = OURS
     data: Path | None = None
+    reuse: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,8 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
     """One cell from environment to written result; None: interrupted."""
     config = run.config
     out = run.folder.cell(cell.id)
-    suite = None
+    suite = kept = key = None
+    earlier = Earlier(config.cells / ".results")
     try:
         config.cells.mkdir(parents=True, exist_ok=True)
         with FileLock(config.cells / f"{cell.id}.lock", timeout=_LOCK_WAIT_S):
@@ -230,6 +234,10 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
                 run.host,
             )  # fmt: skip
             environment = provisioned.environment
+            key = _key(run, cell, environment)
+            kept = earlier.find(key) if config.reuse and key is not None else None
+            if kept is not None and cell.id not in sample(run.plan.run_id, run.plan.planned):
+                return _written(run, reused(kept, provisioned.seconds), environment, display)
             if environment is not None and not cancel.is_set():
                 how = "reused" if environment.reused else "made"
                 display.phase(cell.id, f"environment {how} and proved in {provisioned.seconds:.1f} s, suite started")
@@ -239,7 +247,6 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
                 suite = run_suite(
                     cell, environment, options, out, run.host, cancel, lambda count: display.cases(cell.id, count)
                 )
-                run.folder.save_text(f"cells/{cell.id}/lock.txt", environment.lock)
     except Timeout:
         provisioned = Provisioned(
             _LOCK_WAIT_S,
@@ -252,13 +259,40 @@ def _judge_one(run: Prepared, cell: Cell, display: Display, cancel: threading.Ev
     interrupted = cancel.wait(0.5) if provisioned.environment is None else cancel.is_set()
     if interrupted or (suite is not None and suite.finished.cancelled):
         return None
-    today = dt.datetime.now(dt.UTC).date()
     judged = judge_cell(
-        cell, provisioned, suite, run.inventory, run.expectations, today, subject=config.subject
+        cell, provisioned, suite, run.inventory, run.expectations, _today(), subject=config.subject
     )  # fmt: skip
-    result = run.folder.save_result(judged)
-    display.done(result)
+    if kept is not None and key is not None and (against := refuted(kept, judged)) is not None:
+        earlier.forget(key)
+        judged = against
+    result = _written(run, judged, provisioned.environment, display)
+    if key is not None:
+        earlier.keep(key, Kept(run_id=run.plan.run_id, result=result))
     return result
+
+
+def _key(run: Prepared, cell: Cell, environment: Environment | None) -> str | None:
+    """What the cell's result may be kept under; None where something that decides it cannot be named.
+
+    The content of a source or of a subject from a package is not known here, and one check alone is no result.
+    """
+    config = run.config
+    if environment is None or cell.source is not None or not config.subject.is_ours or config.only is not None:
+        return None
+    options: dict[str, str | int] = {"profile": run.plan.profile, "workers": config.workers}
+    return what_decides(cell, environment, run.plan.inputs, options, run.expectations, run.host, _today())
+
+
+def _written(run: Prepared, result: CellResult, environment: Environment | None, display: Display) -> CellResult:
+    if environment is not None:
+        run.folder.save_text(f"cells/{result.id}/lock.txt", environment.lock)
+    written = run.folder.save_result(result)
+    display.done(written)
+    return written
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()
 
 
 def _scrubber(config: RunConfig, host: Mapping[str, str]) -> Scrubber:

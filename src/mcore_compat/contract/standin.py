@@ -43,6 +43,16 @@ class Logits:
         raise TypeError(f"logits were given to {func}")
 
 
+def defaults() -> dict[str, Any]:
+    """Upstream's own defaults of its configuration: a new option is as harmless here as it is there."""
+    import dataclasses
+
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    fields = dataclasses.fields(TransformerConfig)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+
+
 def walk_head(
     owner: type, *, processor: Callable[..., Any] | None = None, post_process: bool = True, **config: Any
 ) -> Standin:
@@ -75,9 +85,8 @@ def walk_head(
         assert processor is not None
         return processor(**arguments)
 
-    options: dict[str, Any] = {"config_logger_dir": "", "hidden_size": 4, "mup_output_mult": 1.0} | config
     model = Standin(
-        config=Standin(**options),
+        config=Standin(**defaults() | {"config_logger_dir": "", "hidden_size": 4, "mup_output_mult": 1.0} | config),
         pre_process=True,
         post_process=post_process,
         training=True,

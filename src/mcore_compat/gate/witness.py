@@ -38,7 +38,7 @@ def told(error, index, source):
     line = source.splitlines()[places[-1] - 1].strip() if places else "nowhere in the witness"
     return f"{type(error).__name__}: {line}"
 
-def judge(index, source):
+def judge(index, source, fails_with):
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -47,25 +47,24 @@ def judge(index, source):
     try:
         exec(compile(source, f"witness {index}", "exec"), {"__name__": "witness"})
         result, note = "pass", ""
-    except (AssertionError, TypeError, AttributeError, ImportError) as error:
-        result, note = "fail", told(error, index, source)
     except BaseException as error:
-        result, note = "error", told(error, index, source)
+        expected = fails_with in {kind.__name__ for kind in type(error).__mro__}
+        result, note = "fail" if expected else "error", told(error, index, source)
     print("\\n" + "MARK" + json.dumps([index, result, note[:300]]), flush=True)
     os._exit(0)
 
 witnesses = list(enumerate(json.load(open(sys.argv[1]))))
-for index, (source, isolated) in witnesses:
+for index, (source, isolated, fails_with) in witnesses:
     if isolated:
-        judge(index, source)
-if not all(isolated for _, (_, isolated) in witnesses):
+        judge(index, source, fails_with)
+if not all(isolated for _, (_, isolated, _) in witnesses):
     try:
         import megatron.core.models.gpt.gpt_model
     except Exception as error:
         print("the import fails:", error)  # each witness will say so itself
-for index, (source, isolated) in witnesses:
+for index, (source, isolated, fails_with) in witnesses:
     if not isolated:
-        judge(index, source)
+        judge(index, source, fails_with)
 """.replace("MARK", _MARK)
 
 
@@ -76,10 +75,12 @@ class Lines:
     Attributes:
         source: its lines, with the prelude where it wants one.
         isolated: it needs a process in which megatron was not imported yet.
+        fails_with: the exception that means "fail"; any other one means that the witness itself did not work.
     """
 
     source: str
     isolated: bool = False
+    fails_with: str = "AssertionError"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def witness_of(finding: Finding) -> Lines | None:
         return None
     code = witness.code.replace("$detail", finding.detail).replace("$item", finding.item)
     prelude = _STANDIN.read_text(encoding="utf-8") if witness.standin else ""
-    return Lines(f"{prelude}\n{code}", witness.isolated)
+    return Lines(f"{prelude}\n{code}", witness.isolated, witness.fails_with)
 
 
 def run_witnesses(
@@ -116,7 +117,7 @@ def run_witnesses(
         work = Path(scratch, "work")
         work.mkdir()
         listing, driver, log = Path(scratch, "witnesses.json"), Path(scratch, "driver.py"), Path(scratch, "output.log")
-        listing.write_text(json.dumps([(witness.source, witness.isolated) for witness in witnesses]), encoding="utf-8")
+        listing.write_text(json.dumps([(w.source, w.isolated, w.fails_with) for w in witnesses]), encoding="utf-8")
         driver.write_text(_DRIVER, encoding="utf-8")
         finished = run_logged(
             [folder / "venv" / "bin" / "python", driver, listing],
