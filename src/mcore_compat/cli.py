@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mcore_compat import collecting, gate_cli, render_markdown, render_terminal
+from mcore_compat import collecting, gate_cli
 from mcore_compat.chosen_subject import DEFAULT_SUBJECT, choose_subject
 from mcore_compat.contract.planning import class_of_cells
 from mcore_compat.contract.rules import Rule
@@ -27,6 +27,7 @@ from mcore_compat.links import broken_links
 from mcore_compat.matrix import MatrixFile, load_matrix
 from mcore_compat.plan import Selection, Shard, github_matrix, plan_cells
 from mcore_compat.progress import display_for
+from mcore_compat.render import terminal
 from mcore_compat.render.formats import write_formats
 from mcore_compat.report import Report
 from mcore_compat.session import RunConfig, default_jobs, execute, prepare
@@ -110,10 +111,9 @@ def run(
     with display_for(console, len(prepared.cells)) as display:
         report = execute(prepared, display)
     prepared.folder.save_report(report)
-    prepared.folder.save_text("report.md", render_markdown.render(report))
     write_formats(prepared.folder.save_text, report, home / "compat_matrix")
     prepared.folder.publish()
-    console.print(render_terminal.render(report))
+    console.print(terminal.render(report))
     console.print(f"report: {_shown(config.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
     raise typer.Exit(exit_code(report.verdict))
 

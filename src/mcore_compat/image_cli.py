@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mcore_compat import render_markdown, render_terminal
 from mcore_compat.chosen_subject import BUILT_IN, DEFAULT_SUBJECT, ChosenSubject, choose_subject
 from mcore_compat.errors import UsageError
 from mcore_compat.gate import render as gate_render
@@ -24,7 +23,8 @@ from mcore_compat.inventory import derive, load_inventory, write_text
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import display_for
-from mcore_compat.render.formats import write_gate
+from mcore_compat.render import terminal
+from mcore_compat.render.formats import write_formats, write_gate
 from mcore_compat.report import Report
 from mcore_compat.session import default_jobs
 from mcore_compat.verdicts import ExitCode, exit_code
@@ -91,9 +91,9 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
         with display_for(console, len(config.cells)) as display:
             report, folder = run_lane(config, house, host, display)
     folder.save_report(report)
-    folder.save_text("report.md", render_markdown.render(report))
+    write_formats(folder.save_text, report, root / "compat_matrix")
     folder.publish()
-    console.print(render_terminal.render(report))
+    console.print(terminal.render(report))
     if options.write_inventory:
         _write_inventory(inventory, report, config)
     if options.fault:

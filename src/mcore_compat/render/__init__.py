@@ -1,1 +1,1 @@
-"""Formats of one result model: HTML, SARIF, JUnit, GitHub annotations."""
+"""Formats of one result model: a screen of text, Markdown, HTML, SARIF, JUnit, GitHub annotations."""

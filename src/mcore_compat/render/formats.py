@@ -9,6 +9,7 @@ from mcore_compat.contract.rules import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.gate import render as gate_render
 from mcore_compat.gate.model import GateReport
+from mcore_compat.render import markdown
 from mcore_compat.render.annotations import render_annotations
 from mcore_compat.render.junit import render_junit
 from mcore_compat.render.page import render_page
@@ -23,7 +24,7 @@ __all__ = ["write_formats", "write_gate"]
 def write_formats(
     save: Callable[[str, str], object], report: Report, data: Path, gate: GateReport | None = None
 ) -> None:
-    """Render and save ``report.html``, ``junit.xml``, ``results.sarif`` and ``annotations.txt``.
+    """Render and save ``report.md``, ``report.html``, ``junit.xml``, ``results.sarif`` and ``annotations.txt``.
 
     Args:
         save: writes a text under a name in the run's folder, whole or not at all, and takes absolute paths out.
@@ -32,6 +33,7 @@ def write_formats(
         gate: the gate's report where there is one.
     """
     transitions = timeline(load_snapshots(data / "contracts"), load_rules(data / "rules"))
+    save("report.md", markdown.render(report))
     save("report.html", render_page(report, transitions, gate))
     save("junit.xml", render_junit(report))
     save("results.sarif", render_sarif(report, gate))

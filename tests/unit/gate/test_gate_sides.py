@@ -106,7 +106,18 @@ def test_witnesses_run_apart_from_each_other_and_without_the_caller_s_secrets(tm
     ]
     host = {**os.environ, "SECRET_TOKEN": "x"}
     outcomes = run_witnesses(lines, MATRIX.cells[0], tmp_path / "cell", host)
-    assert [o.result for o in outcomes] == ["pass", "pass", "fail", "pass", "error", "error", "fail", "error", "fail", "fail"]
+    assert [o.result for o in outcomes] == [
+        "pass",
+        "pass",
+        "fail",
+        "pass",
+        "error",
+        "error",
+        "fail",
+        "error",
+        "fail",
+        "fail",
+    ]
     assert outcomes[2].note == "AssertionError: seen"
     assert outcomes[6].note == "AssertionError: assert found == 1", "a bare assert is told by its own line"
 

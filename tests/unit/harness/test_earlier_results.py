@@ -8,9 +8,10 @@ import harness_builders as build
 import pytest
 from test_whole_run import NOW, Recorder, passing_suite, project  # noqa: F401  (the fixture)
 
-from mcore_compat import render_markdown, session
+from mcore_compat import session
 from mcore_compat.earlier import Earlier, Kept, sample, what_decides
 from mcore_compat.plan import Selection
+from mcore_compat.render import markdown
 from mcore_compat.session import RunConfig, execute, prepare
 from mcore_compat.verdicts import Verdict
 
@@ -62,7 +63,7 @@ def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):  # 
         cell: None if cell in fresh else first.run_id for cell in CELLS
     }
     assert second.verdict is Verdict.OK
-    text = render_markdown.render(second)
+    text = markdown.render(second)
     assert "2 of them judged in earlier runs" in text
     assert f"judged in run {first.run_id}, with the same environment" in text
     # The result itself is the one that was judged, and a third run names the run that judged it, not the second.

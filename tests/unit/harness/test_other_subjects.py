@@ -4,11 +4,12 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
-from mcore_compat import cli, gate_cli, render_markdown, render_terminal, runner
+from mcore_compat import cli, gate_cli, runner
 from mcore_compat.chosen_subject import ChosenSubject, choose_subject
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.sides import known_reports
 from mcore_compat.judge import judge_cell
+from mcore_compat.render import markdown, terminal
 from mcore_compat.report import Evidence, Finding
 from mcore_compat.runner import SuiteOptions, run_suite
 from mcore_compat.verdicts import Verdict
@@ -175,12 +176,12 @@ def test_the_suite_is_told_its_subject(tmp_path, monkeypatch):
 def test_reports_say_which_subject_was_judged():
     plain = build.report(build.result())
     other = plain.model_copy(update={"subject": plain.subject.model_copy(update={"judged": "stock"})})
-    assert render_markdown.render(plain).startswith("# ok: megatron-core compatibility of mcore_fused\n")
-    assert "Subject: mcore_fused, of mcore-compat 0.1.0" in render_markdown.render(plain)
-    assert render_markdown.render(other).startswith("# ok: megatron-core compatibility of stock\n")
-    assert "Subject: stock, judged by mcore-compat 0.1.0" in render_markdown.render(other)
-    assert render_terminal.summary_line(other).startswith("ok: subject stock, ")
-    assert "subject" not in render_terminal.summary_line(plain)
+    assert markdown.render(plain).startswith("# ok: megatron-core compatibility of mcore_fused\n")
+    assert "Subject: mcore_fused, of mcore-compat 0.1.0" in markdown.render(plain)
+    assert markdown.render(other).startswith("# ok: megatron-core compatibility of stock\n")
+    assert "Subject: stock, judged by mcore-compat 0.1.0" in markdown.render(other)
+    assert terminal.summary_line(other).startswith("ok: subject stock, ")
+    assert "subject" not in terminal.summary_line(plain)
 
 
 def test_a_green_run_of_another_subject_is_no_baseline_of_ours(tmp_path):

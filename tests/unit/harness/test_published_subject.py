@@ -10,12 +10,13 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
-from mcore_compat import bundle, chosen_subject, cli, gate_cli, image, image_cli, image_run, render_markdown
+from mcore_compat import bundle, chosen_subject, cli, gate_cli, image, image_cli, image_run
 from mcore_compat.chosen_subject import choose_subject
 from mcore_compat.errors import UsageError
 from mcore_compat.image import Image, link_farm, provision_in_image
 from mcore_compat.judge import judge_cell
 from mcore_compat.peers import PEERS, PEERS_FOLDER, peer_wheel
+from mcore_compat.render import markdown
 from mcore_compat.subject import Subject
 from mcore_compat.verdicts import Verdict
 from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError
@@ -196,7 +197,7 @@ def test_the_report_names_the_package_and_its_hash():
     plain = build.report(build.result())
     told = {"judged": "verl", "judged_version": VERL.version, "judged_sha256": VERL.sha256}
     report = plain.model_copy(update={"subject": plain.subject.model_copy(update=told)})
-    assert f"Subject: verl {VERL.version}, judged by mcore-compat 0.1.0" in render_markdown.render(report)
+    assert f"Subject: verl {VERL.version}, judged by mcore-compat 0.1.0" in markdown.render(report)
     assert VERL.sha256 in report.model_dump_json()
 
 

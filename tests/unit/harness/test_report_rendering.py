@@ -6,8 +6,8 @@ import harness_builders as build
 import pytest
 from rich.console import Console
 
-from mcore_compat import render_markdown, render_terminal
 from mcore_compat.causes import causes
+from mcore_compat.render import markdown, terminal
 from mcore_compat.report import CheckCounts
 from mcore_compat.verdicts import Verdict
 
@@ -55,7 +55,7 @@ def test_failures_that_differ_in_figures_are_one_cause_and_others_are_not():
 
 def shown(report, width=100):
     sink = io.StringIO()
-    Console(file=sink, width=width).print(render_terminal.render(report))
+    Console(file=sink, width=width).print(terminal.render(report))
     return sink.getvalue()
 
 
@@ -85,7 +85,7 @@ def test_a_long_reason_takes_no_room_from_the_names():
 def test_the_runs_own_findings_are_shown():
     report = build.report(build.result(), findings=[build.finding("cell 0.1 was planned and has no result", None)])
     assert "has no result" in shown(report)
-    assert "has no result" in render_markdown.render(report)
+    assert "has no result" in markdown.render(report)
 
 
 def test_a_note_in_a_red_run_is_not_called_red():
@@ -105,7 +105,7 @@ def test_a_note_in_a_red_run_is_not_called_red():
     assert f"note: {build.CHECKS[1]}: peak 912 MB; in every release of this run (1)" in lines
     assert "note: Host: 1 x <gpu>; in the run itself" in lines
     assert not [line for line in lines if "break" in line and ("peak" in line or "Host" in line)]
-    text = render_markdown.render(report)
+    text = markdown.render(report)
     assert text.index("## no room") < text.index("## Notes") < text.index(f"- {build.CHECKS[1]}: peak 912 MB; ")
     assert text.count("## Notes") == 1
     assert "- Host: 1 x &lt;gpu&gt;; in the run itself\n" in text
@@ -121,12 +121,12 @@ def test_many_notes_are_counted():
 def test_a_note_keeps_its_link():
     known = build.finding("fails as declared: upstream", build.CHECKS[0], "as-declared", None)
     linked = known.model_copy(update={"link": "https://example.org/thread"})
-    assert "[more](https://example.org/thread)" in render_markdown.render(build.report(build.result(findings=[linked])))
+    assert "[more](https://example.org/thread)" in markdown.render(build.report(build.result(findings=[linked])))
 
 
 def test_markdown_escapes_and_names_the_next_step():
     report = build.report(build.result(verdict=Verdict.BREAK, reason="a|b <c>", findings=[build.finding("x ``` y")]))
-    text = render_markdown.render(report)
+    text = markdown.render(report)
     assert "a\\|b &lt;c&gt;" in text
     assert "Next step: look" in text
     assert text.count("```") == 2
@@ -134,6 +134,6 @@ def test_markdown_escapes_and_names_the_next_step():
 
 def test_markdown_stays_below_the_limit_and_counts_what_is_left_out():
     findings = [build.finding("word " * 400, f"test_a.py::test_{number}") for number in range(200)]
-    text = render_markdown.render(build.report(build.result(verdict=Verdict.BREAK, findings=findings)))
+    text = markdown.render(build.report(build.result(verdict=Verdict.BREAK, findings=findings)))
     assert len(text) < 65_000
     assert "of 200 causes are left out here" in text

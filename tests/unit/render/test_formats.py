@@ -212,7 +212,7 @@ def test_no_format_holds_an_absolute_path(tmp_path):
     scrubber = Scrubber({"tmp": tmp_path})
     written: dict[str, str] = {}
     write_formats(lambda name, text: written.update({name: scrubber.text(text)}), made, DATA, gate())
-    assert set(written) == {"report.html", "junit.xml", "results.sarif", "annotations.txt"}
+    assert set(written) == {"report.md", "report.html", "junit.xml", "results.sarif", "annotations.txt"}
     for name, text in written.items():
         assert not absolute_paths(text), name
         assert str(tmp_path) not in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcore_compat.causes import Cause, causes
-from mcore_compat.render_terminal import summary_line
+from mcore_compat.render.terminal import summary_line
 from mcore_compat.report import CellResult, Report
 
 __all__ = ["render", "table"]
