@@ -36,8 +36,9 @@ class Sides:
 
     @property
     def nearest(self) -> str:
-        """Release that the candidate's surface is nearest to."""
-        return nearest_release(self.new, self.snapshots)
+        """Release that the candidate's surface is nearest to; a known release is itself, whichever else is equal."""
+        itself = next((name for name, known in self.snapshots.items() if known is self.new), None)
+        return itself or nearest_release(self.new, self.snapshots)
 
 
 def read_sides(root: Path, candidate: str, baseline: str | None, reports: tuple[Report, ...]) -> Sides:

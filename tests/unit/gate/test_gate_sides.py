@@ -54,6 +54,13 @@ def test_a_release_of_the_matrix_keeps_its_own_cell():
     assert (unknown.source, unknown.megatron_requirement) == (None, "megatron-core==0.20.0")
 
 
+def test_a_known_release_is_nearest_to_itself():
+    """0.18.0 and 0.18.2 have one surface; naming the other one says something about 0.18.0 that is not so."""
+    sides = read_sides(ROOT, "0.18.0", "0.17.1", ())
+    assert nearest_release(sides.new, sides.snapshots) == "0.18.2"
+    assert sides.nearest == "0.18.0"
+
+
 def test_the_baseline_is_the_newest_release_of_the_matrix():
     assert baseline_version(MATRIX, ()) == "0.19.2"
     assert baseline_version(MATRIX, (), "0.19.2") == "0.19.0"
