@@ -123,7 +123,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def witnesses(session: nox.Session) -> None:
-    """Each contract rule's witness must pass without the change that it is about, and fail with it; after `tests`."""
+    """Each contract rule's witness must pass without the change that it is about, and fail with it."""
     harness(session)
     session.run("python", "tests/witnesses/confirm.py", f"--results={RESULTS}/witnesses.json", *session.posargs)
 

@@ -50,7 +50,7 @@ def interpreters(wanted: set[str], given: Mapping[str, str], cells: Path) -> dic
     missing = {RELEASES[place] for place in wanted - found.keys() if place in RELEASES}
     if "run" in wanted:
         missing.add(RELEASES["0.18"])  # so that making it is not on the clock of the first run
-    made = _provisioned(missing, cells) if missing else {}
+    made = _made(missing, cells) if missing else {}
     found |= {place: made[release] for place, release in RELEASES.items() if place not in found and release in made}
     for place in wanted - {"run"}:
         if not found[place].exists():
@@ -58,29 +58,15 @@ def interpreters(wanted: set[str], given: Mapping[str, str], cells: Path) -> dic
     return found
 
 
-def _provisioned(releases: set[str], cells: Path) -> dict[str, Path]:
+def _made(releases: set[str], cells: Path) -> dict[str, Path]:
     """Interpreters of cells, made or reused and proved by the harness itself."""
-    from filelock import FileLock
+    from mcore_compat.errors import McoreCompatError
+    from mcore_compat.provided import provided
 
-    from mcore_compat.matrix import load_matrix
-    from mcore_compat.provision import provision
-    from mcore_compat.subject import build_subject
-    from mcore_compat.uv import Uv
-
-    matrix = load_matrix(ROOT / "compat_matrix" / "matrix.toml")
-    uv = Uv.find(os.environ)
-    cells.mkdir(parents=True, exist_ok=True)
-    subject = build_subject(ROOT, cells / ".subject", uv)
-    found = {}
-    for cell in (cell for cell in matrix.cells if cell.id in releases):
-        with FileLock(cells / f"{cell.id}.lock"):
-            made = provision(
-                cell, matrix.requirements, subject, cells, uv, uv.interpreter(cell.python), os.environ
-            )  # fmt: skip
-        if made.environment is None:
-            raise NoPlaceError(f"cell {cell.id}: {made.reason} {made.next_step}")
-        found[cell.id] = made.environment.python
-    return found
+    try:
+        return {cell: made.python for cell, made in provided(ROOT, releases, cells, os.environ).items()}
+    except McoreCompatError as exc:
+        raise NoPlaceError(str(exc)) from exc
 
 
 class Lane:

@@ -1,8 +1,8 @@
 """Run every rule's witness where the rule applies and where it does not: it must fail there and pass here.
 
-``python tests/witnesses/confirm.py [--cells .cells] [RULE …]`` needs the environments of the cells that it names;
-``nox -s tests`` and ``nox -s compat`` make them. Prints one Markdown row a rule, and ends with 1 where a witness is not
-confirmed. ``--results FILE`` also writes how many are, and which are not.
+``python tests/witnesses/confirm.py [--cells .cells] [RULE …]`` makes the environments of the cells that it names, or
+finds them made. Prints one Markdown row a rule, and ends with 1 where a witness is not confirmed. ``--results FILE``
+also writes how many are, and which are not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from mcore_compat.contract.rules import Rule, load_rules  # noqa: E402
 from mcore_compat.contract.snapshots import load_snapshots  # noqa: E402
 from mcore_compat.contract.source import read_directory  # noqa: E402
 from mcore_compat.contract.surface import extract  # noqa: E402
+from mcore_compat.errors import McoreCompatError  # noqa: E402
 from mcore_compat.gate.cells import cell_of_release  # noqa: E402
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of  # noqa: E402
 from mcore_compat.matrix import Cell, ReasonedVariable, load_matrix  # noqa: E402
+from mcore_compat.provided import provided  # noqa: E402
 
 DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
@@ -62,9 +64,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cells", type=Path, default=ROOT / ".cells", help="where the cells' environments are")
     parser.add_argument("--results", type=Path, help="a JSON file for the counts")
     options = parser.parse_args(arguments)
-    absent = [name for name in sorted(_NEEDED) if not (options.cells / name / "venv").is_dir()]
-    if absent:
-        parser.error(f"{options.cells} has no environment of {', '.join(absent)}: `nox -s tests` makes them")
+    try:
+        provided(ROOT, _NEEDED, options.cells, os.environ)
+    except McoreCompatError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return int(exc.exit_code)
     rules = [RULES[name] for name in options.rules or RULES]
     with tempfile.TemporaryDirectory(prefix="mcore-compat-planted-") as folder:
         cases = [case for rule in rules for case in _cases(rule, Path(folder), options.cells)]

@@ -77,8 +77,8 @@ PLANTS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "wrapper-requires": ((DDP, "        module: torch.nn.Module,\n        disable_bucketing", "        module: torch.nn.Module,\n        mesh: object,\n        disable_bucketing"),),
 }  # fmt: skip
 
-# rule -> two releases between which upstream really did it; each the newest of its contract class, so that the
-# environments of `nox -s tests` are enough. A rule about what is absent is asked from the newer to the older.
+# rule -> two releases between which upstream really did it; each the newest of its contract class, so that CI
+# makes no further environment for it. A rule about what is absent is asked from the newer to the older.
 RELEASES: Mapping[str, tuple[str, str]] = {
     "float16-swallows": ("0.13.1", "0.15.3"),
     "forward-parameter-removed": ("0.17.1", "0.18.2"),
