@@ -16,6 +16,7 @@ from mcore_compat.contract.explain import Comparison, as_json, as_markdown, as_t
 from mcore_compat.contract.model import Contract
 from mcore_compat.contract.predicates import shown
 from mcore_compat.contract.rules import Rule, load_rules
+from mcore_compat.contract.scan import as_line, scan
 from mcore_compat.contract.snapshots import load_snapshots, save_snapshot, snapshot_path
 from mcore_compat.contract.surface import extract
 from mcore_compat.errors import UsageError
@@ -136,6 +137,34 @@ def check(
         return
     contract = obtain(source, data)
     _print(Comparison(None, contract, check_contract(contract, rules_of(data))), shape, everything)
+
+
+@app.command("scan")
+def scan_branches(
+    repository: Annotated[Path, typer.Argument(help="A checkout or bare repository of upstream's.")],
+    refs: Annotated[
+        list[str] | None, typer.Option("--refs", help="Which branches, as git names them; repeatable.")
+    ] = None,
+    onto: Annotated[list[str] | None, typer.Option("--onto", help="Where they start from; repeatable.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also branches that change nothing for us.")] = False,
+    root: Root = None,
+) -> None:
+    """What upstream's open pull requests would change for us; nothing of them is run. Always exit code 0."""
+    patterns = refs or ["refs/pull/*/head", "refs/heads/pull-request"]
+    counts: dict[str, int] = {}
+    for branch in scan(repository, patterns, onto or ["main"], rules_of(data_folder(root))):
+        told = [finding for finding in branch.findings if everything or finding.level != "info"]
+        kind = "not read" if branch.problem else branch.level or "nothing"
+        counts[kind] = counts.get(kind, 0) + 1
+        if told or branch.problem or everything:
+            typer.echo(as_line(branch))
+        if branch.problem:
+            typer.echo(f"         {branch.problem}")
+        for finding in told:
+            typer.echo(f"         [{finding.level}] {finding.sentence} ({finding.rule.id})")
+            typer.echo(f"             at {finding.where or 'an unknown place'}")
+    total = sum(counts.values())
+    typer.echo(f"{total} branches: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
 
 
 @app.command()

@@ -69,7 +69,8 @@ def walk_head(
     tokens = torch.zeros(1, 2, dtype=torch.long)
     labels = tokens.clone()
 
-    def head(_: Any, **arguments: Any) -> tuple[Logits, None]:
+    def head(input_: Any, **arguments: Any) -> tuple[Logits, None]:
+        del input_  # named as in the stock layer, which some callers rely on
         seen.order.append("head")
         seen.head_arguments = arguments
         return Logits(), None
