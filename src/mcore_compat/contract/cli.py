@@ -154,8 +154,7 @@ def scan_branches(
     counts: dict[str, int] = {}
     for branch in scan(repository, patterns, onto or ["main"], rules_of(data_folder(root))):
         told = [finding for finding in branch.findings if everything or finding.level != "info"]
-        kind = "not read" if branch.problem else branch.level or "nothing"
-        counts[kind] = counts.get(kind, 0) + 1
+        counts[branch.judgement] = counts.get(branch.judgement, 0) + 1
         if told or branch.problem or everything:
             typer.echo(as_line(branch))
         if branch.problem:

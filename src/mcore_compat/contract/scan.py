@@ -49,6 +49,11 @@ class Scanned:
         """The worst of its findings."""
         return level_of(self.findings)
 
+    @property
+    def judgement(self) -> str:
+        """The level, ``nothing``, or ``not read``."""
+        return "not read" if self.problem else self.level or "nothing"
+
 
 def scan(repository: Path, patterns: Sequence[str], onto: Sequence[str], rules: Sequence[Rule]) -> Iterator[Scanned]:
     """Judge every branch that a pattern names, the newest first, as they are read.
@@ -111,5 +116,4 @@ def _start(repository: Path, commit: str, onto: Sequence[str]) -> str:
 
 def as_line(scanned: Scanned) -> str:
     """Head line of one branch: level, name, date, subject."""
-    level = "not read" if scanned.problem else scanned.level or "nothing"
-    return f"{level:8} {scanned.ref}  {scanned.date}  {scanned.subject[:90]}"
+    return f"{scanned.judgement:8} {scanned.ref}  {scanned.date}  {scanned.subject[:90]}"
