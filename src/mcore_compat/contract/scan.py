@@ -29,7 +29,7 @@ class Scanned:
     """One branch.
 
     Attributes:
-        ref: its name, without ``refs/heads/`` and the like.
+        ref: its name as git shortens it.
         commit: its tip.
         date: of the tip, ISO 8601.
         subject: first line of the tip's message.
@@ -69,16 +69,17 @@ def scan(repository: Path, patterns: Sequence[str], onto: Sequence[str], rules: 
     """
     for branch in onto:
         resolve_commit(repository, branch)
-    form = "--format=%(refname:lstrip=2)%00%(objectname)%00%(committerdate:short)%00%(contents:subject)"
+    form = "--format=%(refname:short)%00%(objectname)%00%(committerdate:short)%00%(contents:subject)"
     listed = git(repository, ["for-each-ref", "--sort=-committerdate", form, "--", *patterns]).decode(errors="replace")
-    rows = [line.split("\0") for line in listed.splitlines()]
+    # One pull request may have two refs of one commit.
+    rows = {row[1]: row for row in reversed([line.split("\0") for line in listed.splitlines()])}
     if not rows:
         raise GitError(
             f"{repository.name} has no ref that matches {' '.join(patterns)}.",
             "fetch them first (`git fetch origin '+refs/pull/*/head:refs/pull/*/head'`), or see `git for-each-ref`.",
         )
     contract_of = lru_cache(_KEPT_CONTRACTS)(lambda commit: extract(read_git(repository, commit), commit[:12]))
-    for ref, commit, date, subject in rows:
+    for ref, commit, date, subject in reversed(rows.values()):
         try:
             findings = _own_findings(repository, commit, onto, rules, contract_of)
         except SourceError as error:

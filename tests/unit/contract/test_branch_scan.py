@@ -69,6 +69,14 @@ def test_only_what_a_branch_changes_itself_is_told(upstream):
     assert as_line(found["broken"]).startswith("not read broken")
 
 
+def test_two_names_of_one_commit_are_one_branch(upstream):
+    run_git(upstream, "update-ref", "refs/pull/7/head", "breaks")
+    run_git(upstream, "branch", "-D", "breaks")
+    run_git(upstream, "update-ref", "refs/pull/8/head", "refs/pull/7/head")
+    (branch,) = scan(upstream, ["refs/pull/*/head"], ["main"], RULES)
+    assert branch.ref in {"pull/7/head", "pull/8/head"}
+
+
 def test_the_nearest_start_counts(upstream):
     """A branch from a long-lived second line is not blamed for what that line has and main has not."""
     run_git(upstream, "checkout", "-q", "-b", "dev", "breaks")
