@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from mcore_compat.contract.flow import call_of, calls, keywords_of, text
+from mcore_compat.contract.flow import calls, keywords_of, text
 from mcore_compat.contract.head import model_items, multi_token_items
 from mcore_compat.contract.model import Contract, Direction, Item, Json
 from mcore_compat.contract.modules import ClassRef, FunctionRef, ModuleIndex
@@ -111,16 +111,16 @@ def _method_item(index: ModuleIndex, item_id: str, direction: Direction, owner: 
 
 
 def _llava_items(index: ModuleIndex) -> Iterator[Item]:
-    """The multimodal wrapper: its forward, and what it hands to the language model inside."""
+    """The multimodal wrapper: its forward, and what it hands to the language model inside, by any of its calls."""
     model = index.find_class("LLaVAModel", "megatron.core.models.multimodal.llava_model")
     yield _method_item(index, "llava.forward", Direction.CALL, model, "forward")
     forward = index.method(model, "forward") if model else None
-    inner = call_of(forward.node, "self.language_model") if forward else None
+    inner = [call for call in calls(forward.node) if text(call.func) == "self.language_model"] if forward else []
     handed: Json = None
-    if inner is not None:
-        assert forward is not None
-        handed = sorted(keywords_of(inner, forward.node.body))
-    where = f"{forward.path}:{inner.lineno}" if forward and inner else ""
+    if forward is not None and inner:
+        # Up to 0.15 a MambaModel inside has a call of its own, without packed sequences.
+        handed = sorted({keyword for call in inner for keyword in keywords_of(call, forward.node.body)})
+    where = f"{forward.path}:{inner[0].lineno}" if forward and inner else ""
     yield Item("llava.language_model", Direction.READ, handed, where)
 
 
