@@ -159,9 +159,10 @@ def scan_branches(
             typer.echo(as_line(branch))
         if branch.problem:
             typer.echo(f"         {branch.problem}")
-        for finding in told:
-            typer.echo(f"         [{finding.level}] {finding.sentence} ({finding.rule.id})")
-            typer.echo(f"             at {finding.where or 'an unknown place'}")
+        # Several models may share the line that a rule is about.
+        for level, words, where in dict.fromkeys((f.level, f"{f.sentence} ({f.rule.id})", f.where) for f in told):
+            typer.echo(f"         [{level}] {words}")
+            typer.echo(f"             at {where or 'an unknown place'}")
     total = sum(counts.values())
     typer.echo(f"{total} branches: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
 
