@@ -77,7 +77,11 @@ def float64_twin(chain, shape):
 def head_inputs(model):
     """Collects what the head is called with, ``[seq, batch, hidden]`` a call (MTP calls it as well)."""
     seen = []
-    handle = unwrapped(model).output_layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0].detach()))
+
+    def see(_layer, args, kwargs):
+        seen.append((args[0] if args else kwargs["input_"]).detach())  # upstream's dev branch gives it by name
+
+    handle = unwrapped(model).output_layer.register_forward_pre_hook(see, with_kwargs=True)
     try:
         yield seen
     finally:
