@@ -25,6 +25,17 @@ class Standin:
         return None
 
 
+class Head(Standin):
+    """An output layer: what it is called with is seen, and every attribute of it is off."""
+
+    def __call__(self, input_: Any, **arguments: Any) -> tuple["Logits", None]:
+        """Logits and no bias, as the stock layer gives them."""
+        del input_  # named as in the stock layer, which some callers rely on
+        self.seen.order.append("head")
+        self.seen.head_arguments = arguments
+        return Logits(), None
+
+
 class Logits:
     """What the head returns here: it can be scaled and asked for its largest columns, and nothing else."""
 
@@ -69,12 +80,6 @@ def walk_head(
     tokens = torch.zeros(1, 2, dtype=torch.long)
     labels = tokens.clone()
 
-    def head(input_: Any, **arguments: Any) -> tuple[Logits, None]:
-        del input_  # named as in the stock layer, which some callers rely on
-        seen.order.append("head")
-        seen.head_arguments = arguments
-        return Logits(), None
-
     def loss(given: Any, logits: Any) -> object:
         seen.order.append("loss")
         seen.own_labels, seen.logits, seen.loss = given is labels, logits, object()
@@ -94,7 +99,7 @@ def walk_head(
         decoder=lambda *_, **__: hidden,
         embedding=Standin(),
         pg_collection=Standin(),
-        output_layer=head,
+        output_layer=Head(seen=seen),
         compute_language_model_loss=loss,
     )
     for name in ("_preprocess", "_postprocess", "_scale_logits"):
