@@ -149,7 +149,7 @@ def scan_branches(
     everything: Annotated[bool, typer.Option("--all", help="Also branches that change nothing for us.")] = False,
     root: Root = None,
 ) -> None:
-    """What upstream's open pull requests would change for us; nothing of them is run. Always exit code 0."""
+    """What upstream's pull requests would change for us; nothing of them is run. Always exit code 0."""
     patterns = refs or ["refs/pull/*/head", "refs/heads/pull-request"]
     counts: dict[str, int] = {}
     for branch in scan(repository, patterns, onto or ["main"], rules_of(data_folder(root))):

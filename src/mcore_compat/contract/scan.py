@@ -1,4 +1,4 @@
-"""What the open branches of an upstream repository would change for us, each judged against where it left main.
+"""What the branches of an upstream repository would change for us, each judged against where it left main.
 
 An upstream change is cheapest to answer before it is merged. Only what a branch itself changes is told: its contract is
 compared with that of the commit it started from, so a branch that is merely old says nothing.
