@@ -17,8 +17,7 @@ def decide(
 ) -> tuple[Verdict, str]:
     """Verdict and its reason. What both sides share is told and not held against the candidate."""
     new = [f for f in findings if f.state == "new"]
-    # A contract finding that its own witness does not bear out is a warning, not a break.
-    broken = [f for f in new if f.level == "break" and f.witness != "refuted"]
+    broken = [f for f in new if f.weight == "break"]
     if candidate.cell is not None and candidate.cell.verdict in _NOT_JUDGED:
         return candidate.cell.verdict, candidate.cell.reason
     if broken:
@@ -56,7 +55,7 @@ def decide(
         line = first.message.partition("\n")[0]
         whose = ", broken upstream and not by us" if first.upstream else ""
         return Verdict.DRIFT, f"a declared failure that the baseline has not{whose}: {first.title}: {line}{suffix}"
-    drifted = [f for f in new if f.level == "drift" or (f.level == "break" and f.witness == "refuted")]
+    drifted = [f for f in new if f.weight == "drift"]
     if drifted or (candidate.modes != baseline.modes):
         what = drifted[0].message if drifted else "other modes than before"
         return Verdict.DRIFT, f"the surface moved and behaviour is equal: {what}{suffix}"
@@ -65,7 +64,7 @@ def decide(
 
 def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFinding]) -> str:
     """What to do now, in one sentence."""
-    new = [f for f in findings if f.state == "new" and f.level == "break" and f.witness != "refuted"]
+    new = [f for f in findings if f.state == "new" and f.weight == "break"]
     modes = sorted({mode for f in new for mode in f.consequence if mode != "copy"})
     known = candidate.cell is not None and not candidate.cell.id.startswith("candidate")
     keep = "" if known else "; add it to compat_matrix/matrix.toml, so that nightly runs keep it"

@@ -48,6 +48,11 @@ class GateFinding(_Record):
     consequence: dict[str, str] = {}
     upstream: bool = False
 
+    @property
+    def weight(self) -> Level:
+        """The level that counts: what its own witness does not bear out is a warning, not a break."""
+        return "drift" if self.level == "break" and self.witness == "refuted" else self.level
+
 
 class Side(_Record):
     """Baseline or candidate.

@@ -76,7 +76,7 @@ def text(report: GateReport, *, everything: bool = False) -> str:
             lines += ["", f"{_HEADINGS[state]} ({len(group)})"]
         for finding, more in _grouped(group):
             lines.append(
-                f"  [{finding.level}] {finding.title}: {finding.message.partition(chr(10))[0]}{_others(finding, more)}"
+                f"  [{finding.weight}] {finding.title}: {finding.message.partition(chr(10))[0]}{_others(finding, more)}"
             )
             details = (
                 [finding.where or "", _witness(finding)] if finding.origin == "contract" else [finding.witness_note]
@@ -117,7 +117,7 @@ def markdown(report: GateReport, *, budget: int = 60_000) -> str:
             link = f" [more]({finding.link})" if finding.link else ""
             consequence = "".join(f"\n  - {m}: {w}" for m, w in finding.consequence.items()) if state == "new" else ""
             message = finding.message.partition("\n")[0][:400] + _others(finding, more)
-            row = f"- **{finding.level}** {finding.title}: {message}{place}{witness}{link}{consequence}"
+            row = f"- **{finding.weight}** {finding.title}: {message}{place}{witness}{link}{consequence}"
             if size + len(row) > budget:
                 cut += 1 + more
                 continue

@@ -36,7 +36,7 @@ def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, 
         if finding.origin == "contract" and finding.state == "new" and finding.level != "info":
             words = "; ".join(f"{mode}: {text}" for mode, text in finding.consequence.items())
             place = f" ({finding.where})" if finding.where else ""
-            level = _COMMANDS[finding.level]
+            level = _COMMANDS[finding.weight]
             yield level, _command(level, finding.title, f"{finding.message}{place}. {words}")
     for cause in causes(report) if report else ():
         verdict = cause.finding.verdict

@@ -66,7 +66,7 @@ def _of_gate(gate: GateReport) -> Iterable[dict[str, Any]]:
         }
         if path and line.isdigit():
             more["locations"] = [_location(path, int(line), "MEGATRON")]
-        yield _result(finding.title, _LEVELS[finding.level], finding.message, finding.item or "", **more)
+        yield _result(finding.title, _LEVELS[finding.weight], finding.message, finding.item or "", **more)
 
 
 def render_sarif(report: Report | None, gate: GateReport | None = None) -> str:

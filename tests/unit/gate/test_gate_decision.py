@@ -11,6 +11,8 @@ from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.gate.pairing import pair_cells, signature
 from mcore_compat.gate.render import markdown, text
+from mcore_compat.render.annotations import render_annotations
+from mcore_compat.render.sarif import render_sarif
 from mcore_compat.report import CheckResult, Finding
 from mcore_compat.verdicts import Verdict
 
@@ -155,6 +157,16 @@ def test_what_several_models_have_at_one_place_is_told_once():
     assert markdown(report(findings)).count("hybrid_model.py:590") == 1
     refuted = [contract_finding(**there), contract_finding(**there | {"witness": "refuted"})]
     assert text(report(refuted)).count("hybrid_model.py:590") == 2
+
+
+def test_what_its_witness_refutes_is_not_called_a_break():
+    """It counts as drift, so that is what it reads like, in every format."""
+    refuted = report([contract_finding(witness="refuted")])
+    assert "[drift] some-rule" in text(refuted)
+    assert "**drift** some-rule" in markdown(refuted)
+    assert not any(line.startswith("::error") for line in render_annotations(None, refuted))
+    assert '"level": "error"' not in render_sarif(None, refuted)
+    assert "[break] some-rule" in text(report([contract_finding(witness="confirmed")]))
 
 
 def test_a_declared_failure_brings_its_reason_and_its_link():
