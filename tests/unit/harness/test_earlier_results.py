@@ -6,30 +6,19 @@ import os
 
 import harness_builders as build
 import pytest
-from test_whole_run import NOW, Recorder, passing_suite, project  # noqa: F401  (the fixture)
+from harness_project import NOW, Recorder, config, passing_suite
 
 from mcore_compat import session
 from mcore_compat.earlier import Earlier, Kept, sample, what_decides
-from mcore_compat.plan import Selection
 from mcore_compat.render import markdown
-from mcore_compat.session import RunConfig, execute, prepare
+from mcore_compat.session import execute, prepare
 from mcore_compat.verdicts import Verdict
 
 CELLS = ("0.18.0", "0.18.2", "0.19.2")
 
 
 def run(root, **changes):
-    fields = {
-        "root": root,
-        "cells": root / ".cells",
-        "reports": root / "reports",
-        "suite": root / "suite",
-        "inventory": root / "compat_matrix" / "inventory.toml",
-        "selection": Selection(patterns=("0.18.*", "0.19.2")),
-        "jobs": 1,
-        "profile": "ci",
-    }
-    return execute(prepare(RunConfig(**(fields | changes)), os.environ, NOW), Recorder())
+    return execute(prepare(config(root, jobs=1, **changes), os.environ, NOW), Recorder())
 
 
 @pytest.fixture
@@ -45,14 +34,14 @@ def suites(monkeypatch):
     return ran
 
 
-def test_nothing_is_reused_unless_it_is_asked_for(project, suites):  # noqa: F811
+def test_nothing_is_reused_unless_it_is_asked_for(project, suites):
     run(project)
     report = run(project)
     assert suites == [*CELLS, *CELLS]
     assert {cell.reused_from for cell in report.cells} == {None}
 
 
-def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):  # noqa: F811
+def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):
     first = run(project)
     suites.clear()
     second = run(project, reuse=True)
@@ -74,7 +63,7 @@ def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):  # 
     assert {cell.reused_from for cell in third.cells} <= {None, first.run_id, second.run_id}
 
 
-def test_a_changed_suite_is_judged_anew(project, suites):  # noqa: F811
+def test_a_changed_suite_is_judged_anew(project, suites):
     run(project)
     suites.clear()
     (project / "suite" / "test_a.py").write_text("# another", encoding="utf-8")
@@ -82,7 +71,7 @@ def test_a_changed_suite_is_judged_anew(project, suites):  # noqa: F811
     assert suites == list(CELLS)
 
 
-def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites):  # noqa: F811
+def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites):
     run(project)
     suites.clear()
     matrix = project / "compat_matrix" / "matrix.toml"
@@ -91,14 +80,14 @@ def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites):  # 
     assert len(suites) == 1
 
 
-def test_a_red_result_is_never_kept(project, monkeypatch):  # noqa: F811
+def test_a_red_result_is_never_kept(project, monkeypatch):
     failing = build.suite_run(build.log_lines(outcomes={build.CHECKS[0]: "failed"}))
     monkeypatch.setattr(session, "run_suite", lambda *_: failing)
     run(project)
     assert not list((project / ".cells").glob(".results/*"))
 
 
-def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, monkeypatch):  # noqa: F811
+def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, monkeypatch):
     run(project)
     kept = len(list((project / ".cells" / ".results").glob("*.json")))
 
@@ -115,7 +104,7 @@ def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, 
     assert len(list((project / ".cells" / ".results").glob("*.json"))) == kept - 1
 
 
-def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suites, monkeypatch):  # noqa: F811
+def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suites, monkeypatch):
     """Green twice, by different checks: it did not depend on its inputs alone."""
     run(project)
     for path in (project / ".cells" / ".results").glob("*.json"):
@@ -211,7 +200,7 @@ def test_a_disk_that_refuses_costs_the_kept_result_only(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["source", "only", "subject"])
-def test_what_cannot_be_named_is_not_kept(what, project, suites, monkeypatch):  # noqa: F811
+def test_what_cannot_be_named_is_not_kept(what, project, suites, monkeypatch):
     """A folder's content, one check alone, a subject from a package: nothing here says whether they changed."""
     changes = {}
     if what == "source":

@@ -1,92 +1,20 @@
 """One run from plan to report, with pretended environments and suites: nothing planned is ever lost."""
 
-import datetime as dt
 import os
 import threading
-from pathlib import Path
 
 import harness_builders as build
 import pytest
+from harness_project import NOW, REAL, Recorder, config, passing_suite
 
 from mcore_compat import session
 from mcore_compat.errors import SelectionError, UsageError
 from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection
 from mcore_compat.provision import Provisioned
-from mcore_compat.session import InterruptedRunError, RunConfig, execute, prepare
+from mcore_compat.session import InterruptedRunError, execute, prepare
 from mcore_compat.store import RunFolder
-from mcore_compat.subject import Subject
 from mcore_compat.verdicts import Verdict
-
-NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
-REAL = Path(__file__).parents[3] / "compat_matrix"
-
-
-class FakeUv:
-    @classmethod
-    def find(cls, _host):
-        return cls()
-
-    def interpreter(self, version):
-        return Path(f"python{version}")
-
-
-class Recorder:
-    def __init__(self):
-        self.judged = []
-
-    def phase(self, cell_id, phase):
-        pass
-
-    def cases(self, cell_id, count):
-        pass
-
-    def done(self, result):
-        self.judged.append(result.id)
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project of three cells whose environments are made in no time and whose suites pass."""
-    root = tmp_path / "project"
-    data = root / "compat_matrix"
-    data.mkdir(parents=True)
-    text = (REAL / "matrix.toml").read_text(encoding="utf-8")
-    (data / "matrix.toml").write_text(text, encoding="utf-8")
-    (data / "expectations.toml").write_text("schema_version = 1\n", encoding="utf-8")
-    entries = "".join(f'[[check]]\nid = "{check}"\n' for check in build.CHECKS)
-    (data / "inventory.toml").write_text(f"schema_version = 1\n{entries}", encoding="utf-8")
-    (root / "suite").mkdir()
-    (root / "suite" / "test_a.py").write_text("", encoding="utf-8")
-    monkeypatch.setattr(session, "Uv", FakeUv)
-    monkeypatch.setattr(
-        session, "build_subject", lambda *_: Subject("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
-    )
-    monkeypatch.setattr(
-        session, "provision", lambda cell, *_: build.provisioned(folder=root / cell.id, version=cell.megatron_core)
-    )
-    monkeypatch.setattr(session, "run_suite", passing_suite)
-    return root
-
-
-def passing_suite(cell, _environment, _options, out, *_rest):
-    out.mkdir(parents=True, exist_ok=True)
-    facts = build.suite_facts(cell.megatron_core, mode=cell.expected_mode)
-    return build.suite_run(facts=facts)
-
-
-def config(root, **changes):
-    fields = {
-        "root": root,
-        "cells": root / ".cells",
-        "reports": root / "reports",
-        "suite": root / "suite",
-        "inventory": root / "compat_matrix" / "inventory.toml",
-        "selection": Selection(patterns=("0.18.*", "0.19.2")),
-        "jobs": 2,
-        "profile": "ci",
-    }
-    return RunConfig(**(fields | changes))
 
 
 def run(root, **changes):
