@@ -28,7 +28,7 @@ from mcore_compat.matrix import MatrixFile, load_matrix
 from mcore_compat.plan import Selection, Shard, github_matrix, plan_cells
 from mcore_compat.progress import display_for
 from mcore_compat.render import terminal
-from mcore_compat.render.formats import write_formats
+from mcore_compat.render.formats import write_run
 from mcore_compat.report import Report
 from mcore_compat.session import RunConfig, default_jobs, execute, prepare
 from mcore_compat.suitefacts import read_facts
@@ -110,8 +110,7 @@ def run(
         console.print(_COPIES, markup=False)
     with display_for(console, len(prepared.cells)) as display:
         report = execute(prepared, display)
-    prepared.folder.save_report(report)
-    write_formats(prepared.folder.save_text, report, home / "compat_matrix")
+    write_run(prepared.folder, report, home / "compat_matrix")
     prepared.folder.publish()
     console.print(terminal.render(report))
     console.print(f"report: {_shown(config.reports / 'latest' / 'report.md')}", markup=False, highlight=False)

@@ -13,13 +13,13 @@ import datetime as dt
 import hashlib
 import json
 import platform
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mcore_compat.atomic import write_atomically
 from mcore_compat.complaints import found
 from mcore_compat.environment import cell_environment
 from mcore_compat.expectations import Expectations
@@ -72,14 +72,8 @@ class Earlier:
         """Write a green result, whole or not at all; another is not kept. A full disk loses nothing but the result."""
         if kept.result.verdict is not Verdict.OK:
             return
-        temporary = self.folder / f".{key}.{secrets.token_hex(4)}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(kept.model_dump_json(indent=1), encoding="utf-8")
-            temporary.replace(self.folder / f"{key}.json")
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        with contextlib.suppress(OSError):
+            write_atomically(self.folder / f"{key}.json", kept.model_dump_json(indent=1))
 
     def forget(self, key: str) -> None:
         """Remove a result that was refuted."""
@@ -149,7 +143,7 @@ def refuted(kept: Kept, anew: CellResult) -> CellResult | None:
     old, new = _outcomes(kept.result), _outcomes(anew)
     if old == new and anew.mode == kept.result.mode:
         return None
-    differing = sorted({*old, *new} - {check for check in old if old[check] == new.get(check)})
+    differing = sorted({check for check, _ in old.items() ^ new.items()})
     what = ", ".join(differing[:4]) or f"mode {kept.result.mode}, now {anew.mode}"
     finding = found(
         Verdict.UNPROVEN,

@@ -24,7 +24,7 @@ from mcore_compat.matrix import load_matrix
 from mcore_compat.plan import Selection, plan_cells
 from mcore_compat.progress import display_for
 from mcore_compat.render import terminal
-from mcore_compat.render.formats import write_formats, write_gate
+from mcore_compat.render.formats import write_gate, write_run
 from mcore_compat.report import Report
 from mcore_compat.session import default_jobs
 from mcore_compat.verdicts import ExitCode, exit_code
@@ -90,8 +90,7 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
             return _gate(config, house, host, console, candidate, options)
         with display_for(console, len(config.cells)) as display:
             report, folder = run_lane(config, house, host, display)
-    folder.save_report(report)
-    write_formats(folder.save_text, report, root / "compat_matrix")
+    write_run(folder, report, root / "compat_matrix")
     folder.publish()
     console.print(terminal.render(report))
     if options.write_inventory:

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcore_compat import probe
+from mcore_compat.atomic import write_atomically
 from mcore_compat.environment import cell_environment
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.matrix import Cell
@@ -282,9 +283,7 @@ def _remembered(folder: Path) -> _State | None:
 
 
 def _remember(folder: Path, state: _State) -> None:
-    temporary = folder / "state.tmp"
-    temporary.write_text(json.dumps(state.model_dump(mode="json")), encoding="utf-8")
-    temporary.replace(folder / "state.json")
+    write_atomically(folder / "state.json", json.dumps(state.model_dump(mode="json")))
 
 
 def _forget(folder: Path) -> None:

@@ -6,10 +6,8 @@ and ``report.md`` last; ``reports/latest`` names the newest run that came to its
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mcore_compat.atomic import write_atomically
 from mcore_compat.errors import ReportError, UsageError
 from mcore_compat.report import CellResult, Report
 from mcore_compat.scrub import Scrubber
@@ -139,14 +138,9 @@ def newest_unfinished(reports: Path) -> RunPlan:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, text)
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _cannot_write(path, exc) from exc
 
 

@@ -12,7 +12,6 @@ from mcore_compat.releases.model import (
     merge,
     save_releases,
     unknown_to,
-    write_atomically,
 )
 
 __all__ = [
@@ -30,5 +29,4 @@ __all__ = [
     "merge",
     "save_releases",
     "unknown_to",
-    "write_atomically",
 ]

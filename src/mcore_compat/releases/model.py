@@ -7,8 +7,6 @@ refreshes it. Only facts that planning needs are kept: no address of any index.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from mcore_compat.atomic import write_atomically
 from mcore_compat.errors import UsageError
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "merge",
     "save_releases",
     "unknown_to",
-    "write_atomically",
 ]
 
 PROJECT = "megatron-core"
@@ -98,20 +96,6 @@ def save_releases(path: Path, releases: Iterable[Release]) -> None:
     """Write the list, oldest first, one release a line; atomic."""
     rows = ",\n".join(f"  {json.dumps(asdict(release), sort_keys=True)}" for release in releases)
     write_atomically(path, f'{{\n "schema_version": {SCHEMA_VERSION},\n "releases": [\n{rows}\n ]\n}}\n')
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def load_releases(path: Path) -> tuple[Release, ...]:

@@ -18,7 +18,7 @@ from mcore_compat.render.timeline import timeline
 from mcore_compat.report import Report
 from mcore_compat.store import RunFolder
 
-__all__ = ["write_formats", "write_gate"]
+__all__ = ["write_formats", "write_gate", "write_run"]
 
 
 def write_formats(
@@ -40,10 +40,15 @@ def write_formats(
     save("annotations.txt", "\n".join([*render_annotations(report, gate), ""]))
 
 
+def write_run(folder: RunFolder, report: Report, data: Path, gate: GateReport | None = None) -> None:
+    """Save a run's report, in every format."""
+    folder.save_report(report)
+    write_formats(folder.save_text, report, data, gate)
+
+
 def write_gate(folder: RunFolder, gate: GateReport, report: Report | None, data: Path) -> None:
     """Save the gate's own reports, and every format of its cells' run where there was one."""
     folder.save_text("gate.json", gate.model_dump_json(indent=1) + "\n")
     folder.save_text("gate.md", gate_render.markdown(gate))
     if report is not None:
-        folder.save_report(report)
-        write_formats(folder.save_text, report, data, gate)
+        write_run(folder, report, data, gate)

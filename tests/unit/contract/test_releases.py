@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pypi_simple import DistributionPackage
 
+from mcore_compat.atomic import write_atomically
 from mcore_compat.releases import (
     IndexUnreachableError,
     NoSuchReleaseError,
@@ -22,7 +23,6 @@ from mcore_compat.releases import (
     merge,
     save_releases,
     unknown_to,
-    write_atomically,
 )
 from mcore_compat.releases.index import release_of
 
