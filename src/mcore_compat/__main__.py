@@ -1,5 +1,5 @@
 """``python -m mcore_compat``: the command line."""
 
-from mcore_compat.cli import main
+from mcore_compat.cli.main import main
 
 main()

@@ -6,15 +6,21 @@ through the deferred head everywhere else. See :func:`patch_fused_forward` and :
 
 from mcore_fused.errors import MCoreFusedError
 from mcore_fused.evidence import FusedForwardEvidence
-from mcore_fused.hook import fused_output_processor
-from mcore_fused.kernel import linear_cross_entropy
-from mcore_fused.model_forward import (
+from mcore_fused.frameworks.forward import (
     forward_model_gen,
     forward_no_padding_gen,
     fused_forward_model_engine,
     fused_forward_model_gen,
     fused_forward_no_padding_gen,
 )
+from mcore_fused.frameworks.registry import (
+    get_mcore_forward_fused_fn,
+    get_mcore_forward_fused_model_engine_fn,
+    register_architecture,
+)
+from mcore_fused.kernel import linear_cross_entropy
+from mcore_fused.model.unwrap import register_wrapper, unwrap_model
+from mcore_fused.modes.hook import fused_output_processor
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.packing import (
     PackingLayout,
@@ -34,13 +40,7 @@ from mcore_fused.patch import (
     patch_fused_forward,
     unpatch_fused_forward,
 )
-from mcore_fused.registry import (
-    get_mcore_forward_fused_fn,
-    get_mcore_forward_fused_model_engine_fn,
-    register_architecture,
-)
 from mcore_fused.schedule_plan import build_fused_schedule_plan
-from mcore_fused.unwrap import register_wrapper, unwrap_model
 
 __all__ = [
     "FusedForwardEvidence",

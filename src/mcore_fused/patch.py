@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from mcore_fused import evidence
-from mcore_fused.capability import Mode, promises_hook, proved_mode
 from mcore_fused.errors import (
     CallTypeError,
     ForeignPatchError,
@@ -28,13 +27,14 @@ from mcore_fused.errors import (
     qualified_name,
 )
 from mcore_fused.evidence import FusedForwardEvidence
-from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
-from mcore_fused.instance_attribute import own_attribute, replaced
-from mcore_fused.legacy import LegacyForward
-from mcore_fused.model_lock import lock_of
-from mcore_fused.output_layer import check_head, head_of
+from mcore_fused.head.supported import check_head, head_of
+from mcore_fused.model.instance_attribute import own_attribute, replaced
+from mcore_fused.model.model_lock import lock_of
+from mcore_fused.model.unwrap import WrapperChain, chunks_of, unwrap_chain, unwrap_model
+from mcore_fused.modes.capability import Mode, promises_hook, proved_mode
+from mcore_fused.modes.hook import HOOK_PARAMETERS, fused_output_processor
+from mcore_fused.modes.legacy import LegacyForward
 from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
-from mcore_fused.unwrap import WrapperChain, chunks_of, unwrap_chain, unwrap_model
 
 __all__ = [
     "call_fused_forward",
@@ -57,7 +57,7 @@ def fused_forward_mode(model: Model) -> Mode:
     """How fused calls reach this model's head: "hook" or "legacy".
 
     A patched model answers with the mode it was patched in; another with the mode that "auto" would choose.
-    The decision is proved once per model (see :mod:`mcore_fused.capability`) and remembered.
+    The decision is proved once per model (see :mod:`mcore_fused.modes.capability`) and remembered.
 
     Raises:
         UnsupportedModelError: no language model inside, or its head is not one the fused path equals.

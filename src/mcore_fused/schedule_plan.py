@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from mcore_fused.errors import FusionDidNotRunError, ModeError, UnsupportedConfigError, qualified_name
-from mcore_fused.hook import HOOK_PARAMETERS, fused_output_processor
-from mcore_fused.instance_attribute import own_attribute
-from mcore_fused.legacy import LegacyForward, run_with_deferred_head
-from mcore_fused.output_layer import head_of
+from mcore_fused.head.supported import head_of
+from mcore_fused.model.instance_attribute import own_attribute
+from mcore_fused.model.unwrap import unwrap_model
+from mcore_fused.modes.hook import HOOK_PARAMETERS, fused_output_processor
+from mcore_fused.modes.legacy import LegacyForward, run_with_deferred_head
 from mcore_fused.outputs import FusedOutputProcessorContext
 from mcore_fused.patch import is_patched
-from mcore_fused.unwrap import unwrap_model
 
 __all__ = ["build_fused_schedule_plan"]
 

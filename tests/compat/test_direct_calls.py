@@ -196,7 +196,7 @@ def test_copies_compute_with_their_own_weights(subject, mode, how):
 @pytest.mark.parametrize("lengths", [(3, 2), (1, 4, 0), (5,)])
 def test_jagged_rows_equal_rows_alone(fused, lengths):
     """L1, M7: against each row run by itself; fused and unfused share the shift, so their agreement proves nothing."""
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     model, rows = shared(Shape(packed=True)), Rows.of(97, lengths)
     forward = (fused_forward_no_padding_gen if fused else forward_no_padding_gen)()

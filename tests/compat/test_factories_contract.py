@@ -15,7 +15,7 @@ SHAPE = Shape(packed=True)
 def _call(
     model, rows, *, fused=True, padded=False, vision_model=False, multi_modal_inputs=None, mode="auto", **options
 ):
-    from mcore_fused import model_forward
+    from mcore_fused.frameworks import forward as model_forward
 
     container = "model" if padded else "no_padding"
     name = f"fused_forward_{container}_gen" if fused else f"forward_{container}_gen"
@@ -133,7 +133,7 @@ def test_inputs_that_the_model_cannot_take_are_refused(fused):
 def test_a_router_mask_reaches_the_model_or_is_refused():
     """P10: releases before 0.16 have no padding mask; the MoE router would look at padding there."""
     from mcore_fused.errors import CallTypeError, PackingError
-    from mcore_fused.model_forward_inputs import accepts, read_stage
+    from mcore_fused.frameworks.inputs import accepts, read_stage
 
     model, rows, seen = build(SHAPE), Rows.of(97, (4, 2)), []
     mask = torch.zeros(1, 6, dtype=torch.bool, device=DEVICE)
@@ -154,7 +154,7 @@ def test_a_router_mask_reaches_the_model_or_is_refused():
 def test_impossible_temperatures_are_refused_alike():
     """K6: the same refusal fused and unfused, before the model runs."""
     from mcore_fused.errors import CallArgumentError
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     model, nested = shared(SHAPE), Rows.of(97, (4, 2)).nested
     for forward in (fused_forward_no_padding_gen(), forward_no_padding_gen()):
@@ -165,7 +165,7 @@ def test_impossible_temperatures_are_refused_alike():
 
 def test_position_ids_travel_with_their_tokens():
     """A padded batch's position ids are packed as its ids are; without any, each row counts from 0."""
-    from mcore_fused.model_forward import fused_forward_model_gen
+    from mcore_fused.frameworks.forward import fused_forward_model_gen
 
     model, rows, seen = build(SHAPE), Rows.of(97, (3, 2)), []
     model.embedding.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
@@ -250,7 +250,7 @@ def test_mtp_behind_labels_of_an_outer_model_is_refused_unfused():
 
 def test_a_vision_model_needs_a_padding_token():
     from mcore_fused.errors import CallArgumentError
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     nested = Rows.of(97, (4, 2)).nested
     with pytest.raises(CallArgumentError, match="pad_token_id"):

@@ -43,7 +43,7 @@ def _temperature(kind, rows):
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_padded_batches(batch, shape, kind, mode):
     """L1, L10, K7: log-probs and entropy lie where their tokens lie; the rest is 0; fused equals unfused."""
-    from mcore_fused.model_forward import forward_model_gen, fused_forward_model_gen
+    from mcore_fused.frameworks.forward import forward_model_gen, fused_forward_model_gen
 
     rows, columns, (ids, labels, mask, counted) = batch
     model, temperature = shared(shape), _temperature(kind, len(rows.ids))
@@ -67,7 +67,7 @@ def test_padded_batches(batch, shape, kind, mode):
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_jagged_batches(lengths, shape, kind, mode):
     """L1, L7, K7: jagged in, jagged out, with the same offsets for one row and for several."""
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_model_engine
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_model_engine
 
     model, nested = shared(shape), Rows.of(97, lengths, sum(lengths)).nested
     temperature = _temperature(kind, len(lengths))
@@ -89,7 +89,7 @@ def test_jagged_batches(lengths, shape, kind, mode):
 @pytest.mark.parametrize("tied", [False, True])
 def test_gradients(tied):
     """K4, K16: fused and unfused give every parameter the same gradient, both outputs weighted by token."""
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     model, nested = shared(Shape(tied=tied, packed=True)), Rows.of(97, (4, 1, 6), 8).nested
     weights = torch.linspace(-1, 2, 22, dtype=torch.float64, device=DEVICE).reshape(2, 11)
@@ -102,7 +102,7 @@ def test_gradients(tied):
 
 
 def test_entropy_comes_only_when_it_is_asked_for():
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     nested = Rows.of(97, (3, 2)).nested
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_training_chain_in_bf16_gives_fp32():
 
     bf16 logits carry 8 bits: unfused they are rounded once, at most 2^-9 of the largest, which is below 64.
     """
-    from mcore_fused.model_forward import (
+    from mcore_fused.frameworks.forward import (
         forward_model_gen,
         forward_no_padding_gen,
         fused_forward_model_gen,
@@ -167,7 +167,7 @@ def test_mtp_is_trained_fused_and_unfused_alike(mode, tied):
     Stock computes MTP's loss in fp32 (unit roundoff 6e-8): gradients that contain it agree to some 1e-6. Older releases
     (0.12, 0.13) refuse MTP with packed batches themselves; then that refusal comes out of both.
     """
-    from mcore_fused.model_forward import (
+    from mcore_fused.frameworks.forward import (
         forward_model_gen,
         forward_no_padding_gen,
         fused_forward_model_gen,
@@ -207,7 +207,7 @@ def test_mtp_is_trained_on_real_tokens_only():
 
     Older releases (0.12, 0.13) refuse MTP with packed batches themselves; then that refusal is what comes out.
     """
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     model, nested = build(Shape(packed=True, mtp=1)).train(), Rows.of(97, (5, 3), 9).nested
     refusal = _packed_mtp_refusal(model, nested)

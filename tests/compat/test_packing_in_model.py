@@ -28,7 +28,7 @@ def _temperatures(rows):
 
 
 def _jagged(model, rows, **options):
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     temperatures = _temperatures(len(rows.ids))
     return fused_forward_no_padding_gen()(model, rows.nested, rows.nested, {}, temperatures, True, 0, **options)
@@ -106,7 +106,7 @@ def test_packed_seq_params_hold_both_boundaries_in_every_release(boundaries):
 
 def test_real_boundaries_give_the_same_result(monkeypatch):
     """L3, L6: a kernel that follows the physical boundaries gives the same whichever goes into cu_seqlens_q."""
-    from mcore_fused import model_forward
+    from mcore_fused.frameworks import forward as model_forward
     from mcore_fused.packing import packed_seq_params
 
     model, rows = shared(Shape(packed=True)), Rows.of(97, (5, 3), 5)
@@ -193,7 +193,7 @@ def test_the_fields_function_names_pack_and_unpack_in_a_cell():
 def test_fp8_alignment_is_read_from_the_models_own_config():
     """L4: the recipe's block, and a refusal of what has none."""
     from mcore_fused.errors import PackingError, UnsupportedConfigError
-    from mcore_fused.model_forward_inputs import read_stage
+    from mcore_fused.frameworks.inputs import read_stage
 
     model = build(Shape(packed=True))
     config = model.config

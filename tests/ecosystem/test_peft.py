@@ -93,7 +93,7 @@ def test_the_reference_policy_is_the_model_with_its_adapters_off(subject, mode):
 @HELD
 def test_adapters_in_the_forward_functions(hold, mode):
     """L1, P5: the framework's jagged forward on adapters; fused equals unfused, gradients too."""
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     held, nested = hold(build(Shape(packed=True)), lora_config(*ATTENTION_AND_MLP)), Rows.of(97, (5, 1, 4), 3).nested
     results, learned = [], []

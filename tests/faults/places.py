@@ -61,7 +61,7 @@ def interpreters(wanted: set[str], given: Mapping[str, str], cells: Path) -> dic
 def _made(releases: set[str], cells: Path) -> dict[str, Path]:
     """Interpreters of cells, made or reused and proved by the harness itself."""
     from mcore_compat.errors import McoreCompatError
-    from mcore_compat.provided import provided
+    from mcore_compat.provision.ensure import provided
 
     try:
         return {cell: made.python for cell, made in provided(ROOT, releases, cells, os.environ).items()}

@@ -24,17 +24,17 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 from plants import BASE, PLANTS, RELEASES  # noqa: E402
 
-from mcore_compat.contract.compare import Finding, FindingState, compare_contracts  # noqa: E402
+from mcore_compat.contract.extract.surface import extract  # noqa: E402
 from mcore_compat.contract.model import Contract  # noqa: E402
-from mcore_compat.contract.rules import Rule, load_rules  # noqa: E402
+from mcore_compat.contract.rules.compare import Finding, FindingState, compare_contracts  # noqa: E402
+from mcore_compat.contract.rules.rule import Rule, load_rules  # noqa: E402
 from mcore_compat.contract.snapshots import load_snapshots  # noqa: E402
-from mcore_compat.contract.source import read_directory  # noqa: E402
-from mcore_compat.contract.surface import extract  # noqa: E402
+from mcore_compat.contract.source.tree import read_directory  # noqa: E402
 from mcore_compat.errors import McoreCompatError  # noqa: E402
 from mcore_compat.gate.cells import cell_of_release  # noqa: E402
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of  # noqa: E402
-from mcore_compat.matrix import Cell, ReasonedVariable, load_matrix  # noqa: E402
-from mcore_compat.provided import provided  # noqa: E402
+from mcore_compat.matrix.cells import Cell, ReasonedVariable, load_matrix  # noqa: E402
+from mcore_compat.provision.ensure import provided  # noqa: E402
 
 DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mcore_compat.bisect.search import NotBisectableError
-from mcore_compat.contract.compare import Finding, FindingState, check_contract, compare_contracts, level_of
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules import LEVELS, Rule
+from mcore_compat.contract.rules.compare import Finding, FindingState, check_contract, compare_contracts, level_of
+from mcore_compat.contract.rules.rule import LEVELS, Rule
 
 __all__ = ["Question", "answer", "question_for"]
 

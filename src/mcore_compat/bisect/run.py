@@ -10,18 +10,18 @@ from pathlib import Path
 
 from mcore_compat.bisect.question import Question, answer, explained
 from mcore_compat.bisect.search import Found, NotBisectableError, first_bad
-from mcore_compat.contract.candidate import Candidate
-from mcore_compat.contract.compare import Finding
-from mcore_compat.contract.git_source import commits_between, describe_commit, git, read_git, resolve_commit
+from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules import Rule
-from mcore_compat.contract.source import SourceError
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.rules.compare import Finding
+from mcore_compat.contract.rules.rule import Rule
+from mcore_compat.contract.source.candidate import Candidate
+from mcore_compat.contract.source.git import commits_between, describe_commit, git, read_git, resolve_commit
+from mcore_compat.contract.source.tree import SourceError
 from mcore_compat.gate.cells import candidate_cell, nearest_release
-from mcore_compat.matrix import Cell, load_matrix
-from mcore_compat.plan import Selection
-from mcore_compat.progress import Display
-from mcore_compat.session import RunConfig, execute, prepare
+from mcore_compat.matrix.cells import Cell, load_matrix
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.progress import Display
+from mcore_compat.pipeline.session import RunConfig, execute, prepare
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Bisected", "bisect_commits", "bisect_releases", "check_runner", "upstream_change"]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcore_compat.contract.compare import Finding, FindingState, expected_modes, level_of
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules import LEVELS, MODES
+from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes, level_of
+from mcore_compat.contract.rules.rule import LEVELS, MODES
 
 __all__ = ["Comparison", "as_json", "as_markdown", "as_text"]
 

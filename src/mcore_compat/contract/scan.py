@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from mcore_compat.contract.compare import Finding, FindingState, compare_contracts, level_of
-from mcore_compat.contract.git_source import GitError, git, read_git, resolve_commit
+from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules import Level, Rule
-from mcore_compat.contract.source import SourceError, wanted
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.rules.compare import Finding, FindingState, compare_contracts, level_of
+from mcore_compat.contract.rules.rule import Level, Rule
+from mcore_compat.contract.source.git import GitError, git, read_git, resolve_commit
+from mcore_compat.contract.source.tree import SourceError, wanted
 
 __all__ = ["Scanned", "as_line", "scan"]
 

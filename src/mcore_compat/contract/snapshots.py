@@ -7,9 +7,9 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from mcore_compat.atomic import write_atomically
 from mcore_compat.contract.model import Contract
 from mcore_compat.errors import UsageError
+from mcore_compat.files.atomic import write_atomically
 
 __all__ = ["NoSnapshotError", "load_snapshot", "load_snapshots", "save_snapshot", "snapshot_path", "sorted_names"]
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from mcore_compat.inventory import check_of
+from mcore_compat.matrix.inventory import check_of
 
 __all__ = ["upstream_failures"]
 

@@ -7,13 +7,13 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
-from mcore_compat.contract.candidate import Candidate, CandidateKind
-from mcore_compat.contract.compare import expected_modes
 from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.compare import expected_modes
 from mcore_compat.contract.snapshots import sorted_names
+from mcore_compat.contract.source.candidate import Candidate, CandidateKind
 from mcore_compat.errors import UsageError
-from mcore_compat.matrix import Cell, Matrix
-from mcore_compat.report import Report
+from mcore_compat.matrix.cells import Cell, Matrix
+from mcore_compat.results import Report
 
 __all__ = ["baseline_version", "candidate_cell", "cell_of_release", "nearest_release"]
 

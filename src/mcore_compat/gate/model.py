@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mcore_compat.chosen_subject import DEFAULT_SUBJECT
-from mcore_compat.report import CellResult
+from mcore_compat.results import CellResult
+from mcore_compat.subjects.selection import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Level", "Side", "State", "Tier", "WitnessState"]

@@ -14,12 +14,12 @@ from mcore_compat.gate.model import GateFinding, GateReport, Tier
 from mcore_compat.gate.sides import Sides, paired_cells, static_findings
 from mcore_compat.gate.steps import Ran, compared, concluded, witnesses_of
 from mcore_compat.gate.witness import Outcome
-from mcore_compat.matrix import Cell
-from mcore_compat.plan import Selection
-from mcore_compat.progress import Display
-from mcore_compat.report import CellResult, Report
-from mcore_compat.session import Prepared, RunConfig, execute, prepare
-from mcore_compat.store import new_run_id
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.progress import Display
+from mcore_compat.pipeline.run_folder import new_run_id
+from mcore_compat.pipeline.session import Prepared, RunConfig, execute, prepare
+from mcore_compat.results import CellResult, Report
 from mcore_compat.verdicts import Verdict
 
 type MakeDisplay = Callable[[int], AbstractContextManager[Display]]

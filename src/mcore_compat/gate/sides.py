@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcore_compat.chosen_subject import DEFAULT_SUBJECT
-from mcore_compat.contract.candidate import Candidate, CandidateKind, open_candidate, parse_candidate
-from mcore_compat.contract.compare import Finding, compare_contracts
+from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules import Rule, load_rules
+from mcore_compat.contract.rules.compare import Finding, compare_contracts
+from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots, snapshot_path
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.source.candidate import Candidate, CandidateKind, open_candidate, parse_candidate
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
-from mcore_compat.matrix import Cell, Matrix, load_matrix
+from mcore_compat.matrix.cells import Cell, Matrix, load_matrix
 from mcore_compat.releases import load_releases
-from mcore_compat.report import Report
+from mcore_compat.results import Report
+from mcore_compat.subjects.selection import DEFAULT_SUBJECT
 
 __all__ = ["Sides", "earlier_reports", "known_reports", "paired_cells", "read_sides", "refuse_same", "static_findings"]
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcore_compat.contract.candidate import Candidate
-from mcore_compat.contract.compare import Finding, FindingState, expected_modes
 from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
+from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.gate.blame import upstream_failures
+from mcore_compat.gate.compare import pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
-from mcore_compat.gate.pairing import pair_cells
 from mcore_compat.gate.sides import Sides
 from mcore_compat.gate.witness import Outcome, judge_witness, run_witnesses, witness_of
-from mcore_compat.matrix import Cell
-from mcore_compat.report import CellResult, Report
-from mcore_compat.store import RunFolder
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.pipeline.run_folder import RunFolder
+from mcore_compat.results import CellResult, Report
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Ran", "compared", "concluded", "witnesses_of"]

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mcore_compat import contract
-from mcore_compat.contract.compare import Finding, FindingState
-from mcore_compat.environment import cell_environment
+from mcore_compat.contract.rules.compare import Finding, FindingState
 from mcore_compat.gate.model import WitnessState
-from mcore_compat.matrix import Cell
-from mcore_compat.process import run_logged
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.provision.child_env import cell_environment
+from mcore_compat.run.process import run_logged
 
 __all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
 
@@ -23,7 +22,7 @@ Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
 _LIMIT_S = 180
 # Read, never imported here: it needs torch, which only the cells must have.
-_STANDIN = Path(contract.__file__).parent / "standin.py"
+_STANDIN = Path(__file__).with_name("witness_prelude.py")
 # Each witness in a child of its own, so that none can disturb another. The slow import is paid once, in the parent,
 # after those witnesses that need a process without it.
 _DRIVER = """

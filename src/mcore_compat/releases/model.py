@@ -14,8 +14,8 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from mcore_compat.atomic import write_atomically
 from mcore_compat.errors import UsageError
+from mcore_compat.files.atomic import write_atomically
 
 __all__ = [
     "PROJECT",

@@ -1,6 +1,6 @@
 """Packing of micro-batches into THD buffers, over context-parallel, sequence-parallel and FP8 alignment."""
 
-from mcore_fused.packing.framework import (
+from mcore_fused.frameworks.verl_packing import (
     postprocess_packed_seqs,
     postprocess_packed_seqs_for_dict_output,
     postprocess_thd_engine,

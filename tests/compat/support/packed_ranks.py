@@ -16,7 +16,7 @@ def weights(tokens):
 
 def jagged_step(shape, lengths, temperatures, options, fused=True, mode="auto"):
     """One step on this rank: its outputs for the whole batch, and its share of the gradients."""
-    from mcore_fused.model_forward import forward_no_padding_gen, fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
     if shape.cp > 1:
         models.PackedAttention = ContextParallelAttention  # this process is one rank and ends after the step

@@ -90,7 +90,7 @@ class McoreFused:
         return mcore_fused.call_fused_forward(model, *inputs, labels=labels, temperature=temperature, **kwargs)
 
     def jagged_forward(self, mode="auto"):
-        from mcore_fused.model_forward import fused_forward_no_padding_gen
+        from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
         return fused_forward_no_padding_gen(mode=mode)
 

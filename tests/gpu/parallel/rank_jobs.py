@@ -53,7 +53,7 @@ def _context(cp, mode, tied, cp_layout):
     Positions are learned, so that they travel with the packed batch in either layout. A release whose PackedSeqParams
     cannot say that the layout is contiguous is given a modelled one that can.
     """
-    from mcore_fused.model_forward import fused_forward_no_padding_gen
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     rows = Rows.of(BASE.vocab, CP_LENGTHS, 8)
     with _attention_over_ranks():

@@ -99,7 +99,7 @@ def _say_what_ran(rank, imports):
             "complete": True,
         }
     )
-    from mcore_compat.cell_plugin import pytest_sessionfinish
+    from mcore_compat.run.pytest_plugin import pytest_sessionfinish
 
     pytest_sessionfinish()
 

@@ -6,9 +6,9 @@ import zipfile
 import pytest
 
 from mcore_compat.errors import InfrastructureError
-from mcore_compat.image import Image, image_cell, link_farm, read_image
-from mcore_compat.matrix import Cell
-from mcore_compat.wheelhouse import Wheel, Wheelhouse
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.provision.host_image import Image, image_cell, link_farm, read_image
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse
 
 ENTRY_POINTS = "[pytest11]\ntimeout = pytest_timeout\n[console_scripts]\nx = y:z\n"
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mcore_compat import image_cli, image_run
-from mcore_compat.expectations import Expectation, Expectations, load_expectations
-from mcore_compat.image import Image
-from mcore_compat.inventory import load_inventory
-from mcore_compat.report import CellResult, Finding, MegatronCore, Report, SubjectInfo
+from mcore_compat.cli import gpu as image_cli
+from mcore_compat.matrix.expectations import Expectation, Expectations, load_expectations
+from mcore_compat.matrix.inventory import load_inventory
+from mcore_compat.pipeline import host_lane as image_run
+from mcore_compat.provision.host_image import Image
+from mcore_compat.results import CellResult, Finding, MegatronCore, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]

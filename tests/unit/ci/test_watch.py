@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.watch import Candidate, Note, candidates, issue_body, run_command
+from mcore_compat.releases.watch import Candidate, Note, candidates, issue_body, run_command
 
 DAY = dt.date(2026, 11, 30)
 RUN = "https://example.invalid/run"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError, distribution_name, unpack
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError, distribution_name, unpack
 
 
 def _wheel(folder, name="thing-1.0-py3-none-any.whl", members=None):

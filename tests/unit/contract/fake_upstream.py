@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcore_compat.contract.source import SourceTree
+from mcore_compat.contract.source.tree import SourceTree
 
 GPT_MODEL = """\
 import torch

@@ -9,13 +9,13 @@ from fake_upstream import FILES, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.contract.compare import check_contract, compare_contracts
 from mcore_compat.contract.explain import Comparison, as_json, as_markdown, as_text
+from mcore_compat.contract.extract.modules import CandidateSyntaxError
+from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.modules import CandidateSyntaxError
-from mcore_compat.contract.rules import load_rules
-from mcore_compat.contract.source import NotMegatronError, SourceTree
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.rules.compare import check_contract, compare_contracts
+from mcore_compat.contract.rules.rule import load_rules
+from mcore_compat.contract.source.tree import NotMegatronError, SourceTree
 
 RULES = load_rules(Path(__file__).parents[3] / "compat_matrix" / "rules")
 BASELINE = extract(edited(), "old")

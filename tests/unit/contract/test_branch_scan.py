@@ -9,10 +9,10 @@ from fake_upstream import edited
 from test_sources import run_git, write_tree
 from typer.testing import CliRunner
 
-from mcore_compat.contract.cli import app
-from mcore_compat.contract.git_source import GitError
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.cli.contract import app
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.scan import as_line, scan
+from mcore_compat.contract.source.git import GitError
 
 ROOT = Path(__file__).parents[3]
 RULES = load_rules(ROOT / "compat_matrix" / "rules")

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.contract.candidate import open_candidate, parse_candidate
-from mcore_compat.contract.classes import class_names, equivalence_classes
-from mcore_compat.contract.compare import FindingState, check_contract, compare_contracts, expected_modes, level_of
+from mcore_compat.contract.extract.surface import SYMBOLS, extract
 from mcore_compat.contract.model import Contract, ContractFormatError, VersionLabels
-from mcore_compat.contract.rules import RuleError, load_rules
+from mcore_compat.contract.rules.classes import class_names, equivalence_classes
+from mcore_compat.contract.rules.compare import (
+    FindingState,
+    check_contract,
+    compare_contracts,
+    expected_modes,
+    level_of,
+)
+from mcore_compat.contract.rules.rule import RuleError, load_rules
 from mcore_compat.contract.snapshots import NoSnapshotError, load_snapshot, load_snapshots
-from mcore_compat.contract.surface import SYMBOLS, extract
+from mcore_compat.contract.source.candidate import open_candidate, parse_candidate
 from mcore_compat.releases import load_releases
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +119,7 @@ def test_labels_that_disagree_are_shown_side_by_side():
 
 
 def test_the_hook_rule_names_what_the_processor_needs():
-    source = (ROOT / "src/mcore_fused/hook.py").read_text()
+    source = (ROOT / "src/mcore_fused/modes/hook.py").read_text()
     names, required = _assigned(source, "HOOK_KEYWORDS"), _assigned(source, "_REQUIRED")
     count = next(n.value for n in ast.walk(required) if isinstance(n, ast.Constant) and isinstance(n.value, int))
     rule = next(rule for rule in RULES if rule.id == "hook-keyword-missing")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_command_line_imports_neither_torch_nor_megatron():
-    code = "import sys, mcore_compat.cli; print(sorted({'torch', 'megatron'} & sys.modules.keys()))"
+    code = "import sys, mcore_compat.cli.main; print(sorted({'torch', 'megatron'} & sys.modules.keys()))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fake_upstream import edited
 
-from mcore_compat.contract.compare import FindingState, check_contract, compare_contracts, expected_modes
-from mcore_compat.contract.rules import load_rules
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.extract.surface import extract
+from mcore_compat.contract.rules.compare import FindingState, check_contract, compare_contracts, expected_modes
+from mcore_compat.contract.rules.rule import load_rules
 
 RULES = load_rules(Path(__file__).parents[3] / "compat_matrix" / "rules")
 BASELINE = extract(edited(), "old")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pypi_simple import DistributionPackage
 
-from mcore_compat.atomic import write_atomically
+from mcore_compat.files.atomic import write_atomically
 from mcore_compat.releases import (
     IndexUnreachableError,
     NoSuchReleaseError,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_upstream import edited
 
-from mcore_compat.cli import main
-from mcore_compat.contract import cli as contract_cli
-from mcore_compat.contract.surface import extract
+from mcore_compat.cli import contract as contract_cli
+from mcore_compat.cli.main import main
+from mcore_compat.contract.extract.surface import extract
 from mcore_compat.releases import IndexUnreachableError
 from mcore_compat.releases import index as index_module
 

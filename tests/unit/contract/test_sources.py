@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from fake_upstream import FILES, edited
 
-from mcore_compat.contract.candidate import NoSuchCandidateError, open_candidate, parse_candidate
-from mcore_compat.contract.git_source import GitError, commits_between, read_git
-from mcore_compat.contract.modules import CandidateSyntaxError
-from mcore_compat.contract.source import (
+from mcore_compat.contract.extract.modules import CandidateSyntaxError
+from mcore_compat.contract.extract.surface import extract
+from mcore_compat.contract.source.candidate import NoSuchCandidateError, open_candidate, parse_candidate
+from mcore_compat.contract.source.git import GitError, commits_between, read_git
+from mcore_compat.contract.source.tree import (
     BrokenSourceError,
     NotMegatronError,
     SourceError,
@@ -24,7 +25,6 @@ from mcore_compat.contract.source import (
     read_sdist,
     read_wheel,
 )
-from mcore_compat.contract.surface import extract
 
 EXPECTED = extract(edited(), "fake")
 

@@ -7,7 +7,7 @@ import ast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.contract.flow import follow_value, text
+from mcore_compat.contract.extract.value_flow import follow_value, text
 
 # statement with {v} for the name that holds the value and {n} for the next name; what is seen of it
 STEPS = {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mcore_compat.contract.compare import FindingState, compare_contracts
-from mcore_compat.contract.planning import class_of_cells
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.rules.compare import FindingState, compare_contracts
+from mcore_compat.contract.rules.planning import class_of_cells
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.matrix import load_matrix
-from mcore_compat.plan import Selection, plan_cells
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.selection import Selection, plan_cells
 
 ROOT = Path(__file__).parents[3]
 RULES = {rule.id: rule for rule in load_rules(ROOT / "compat_matrix" / "rules")}

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from mcore_fused import capability
-from mcore_fused.capability import promises_hook, proved_mode, shows_hook
 from mcore_fused.errors import MCoreFusedError, ModeError
+from mcore_fused.modes import capability
+from mcore_fused.modes.capability import promises_hook, proved_mode, shows_hook
 
 
 class Group:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mcore_fused.deferred import DeferredForward, DeferredLogits, deferred_output_layer, stock_output_layer
 from mcore_fused.errors import DeferredLogitsError
+from mcore_fused.head.deferred import DeferredForward, DeferredLogits, deferred_output_layer, stock_output_layer
 
 
 class OneRank:

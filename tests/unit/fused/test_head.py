@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from mcore_fused import head
 from mcore_fused.errors import CallArgumentError, CallTypeError, UnsupportedConfigError
-from mcore_fused.head import fused_head, fused_loss
+from mcore_fused.head import fused as head
+from mcore_fused.head.fused import fused_head, fused_loss
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 
 SEQ, BATCH, HIDDEN, ROWS = 3, 2, 4, 5

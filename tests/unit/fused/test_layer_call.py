@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from mcore_fused.deferred import DeferredLogits, deferred_output_layer
 from mcore_fused.errors import UnsupportedConfigError, UnsupportedOutputLayerError
-from mcore_fused.layer_call import in_layer_call
-from mcore_fused.sharding import check_gathered, is_shard, is_sharding_hook, owned_by_unit
+from mcore_fused.head.deferred import DeferredLogits, deferred_output_layer
+from mcore_fused.head.fsdp import check_gathered, is_shard, is_sharding_hook, owned_by_unit
+from mcore_fused.head.layer_call import in_layer_call
 
 
 class Layer(nn.Module):

@@ -18,8 +18,9 @@ from mcore_fused.errors import (
     PatchOrderError,
     UnsupportedConfigError,
 )
-from mcore_fused.hook import fused_output_processor
-from mcore_fused.legacy import LegacyForward
+from mcore_fused.model.unwrap import WrapperChain
+from mcore_fused.modes.hook import fused_output_processor
+from mcore_fused.modes.legacy import LegacyForward
 from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.patch import (
     call_fused_forward,
@@ -28,7 +29,6 @@ from mcore_fused.patch import (
     patch_fused_forward,
     unpatch_fused_forward,
 )
-from mcore_fused.unwrap import WrapperChain
 
 
 class Model(nn.Module):

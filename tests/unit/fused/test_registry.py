@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mcore_fused import registry
 from mcore_fused.errors import MCoreFusedError, RegistryError
-from mcore_fused.registry import (
+from mcore_fused.frameworks import registry
+from mcore_fused.frameworks.registry import (
     get_mcore_forward_fused_fn,
     get_mcore_forward_fused_model_engine_fn,
     register_architecture,

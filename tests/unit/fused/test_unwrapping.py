@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
-from mcore_fused import unwrap
 from mcore_fused.errors import UnsupportedModelError
-from mcore_fused.unwrap import chunks_of, register_wrapper, unwrap_chain, unwrap_model
+from mcore_fused.model import unwrap
+from mcore_fused.model.unwrap import chunks_of, register_wrapper, unwrap_chain, unwrap_model
 
 
 class LanguageModel(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcore_compat.gate.model import GateFinding, Side, Tier
-from mcore_compat.report import CellResult, CheckCounts, CheckResult, Finding, MegatronCore
+from mcore_compat.results import CellResult, CheckCounts, CheckResult, Finding, MegatronCore
 from mcore_compat.verdicts import Verdict
 
 RAN = (Tier(name="static", ran=True), Tier(name="cpu", ran=True))

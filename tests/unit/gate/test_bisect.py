@@ -10,15 +10,15 @@ from fake_upstream import FILES, GPT_MODEL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.bisect import render
 from mcore_compat.bisect.question import Question, question_for
 from mcore_compat.bisect.run import bisect_commits, bisect_releases
 from mcore_compat.bisect.search import NotBisectableError, first_bad
-from mcore_compat.contract.git_source import read_git
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.extract.surface import extract
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.contract.surface import extract
-from mcore_compat.runner import SuiteOptions, _command
+from mcore_compat.contract.source.git import read_git
+from mcore_compat.report import bisect_text as render
+from mcore_compat.run.suite import SuiteOptions, _command
 
 DATA = Path(__file__).parents[3] / "compat_matrix"
 CONTRACTS = load_snapshots(DATA / "contracts")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from doctored import DOCTORINGS, Edit, doctor
 
-from mcore_compat.contract.compare import FindingState, compare_contracts
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.extract.surface import extract
+from mcore_compat.contract.rules.compare import FindingState, compare_contracts
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.contract.source import read_wheel
-from mcore_compat.contract.surface import extract
+from mcore_compat.contract.source.tree import read_wheel
 from mcore_compat.releases import download, find_release, load_releases
 
 DATA = Path(__file__).parents[3] / "compat_matrix"

@@ -11,24 +11,24 @@ from types import SimpleNamespace
 import pytest
 from gate_builders import RAN, cell, side
 
-from mcore_compat import image_cli
-from mcore_compat.contract.candidate import parse_candidate
+from mcore_compat.cli import gpu as image_cli
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.contract.source.candidate import parse_candidate
 from mcore_compat.errors import UsageError
-from mcore_compat.gate import image as gate_image
+from mcore_compat.gate import on_host as gate_image
 from mcore_compat.gate import steps as gate_steps
 from mcore_compat.gate.decide import decide
-from mcore_compat.gate.image import carried, run_gate_on_image
 from mcore_compat.gate.model import GateFinding, Tier
+from mcore_compat.gate.on_host import carried, run_gate_on_image
 from mcore_compat.gate.run import _run_of
 from mcore_compat.gate.sides import paired_cells, read_sides
 from mcore_compat.gate.witness import Outcome
-from mcore_compat.image_run import LaneConfig
-from mcore_compat.plan import Selection
-from mcore_compat.report import Report, SubjectInfo
-from mcore_compat.session import RunConfig
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.host_lane import LaneConfig
+from mcore_compat.pipeline.session import RunConfig
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+from mcore_compat.results import Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
-from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError
 
 ROOT = Path(__file__).parents[3]
 CONTRACTS = load_snapshots(ROOT / "compat_matrix" / "contracts")

@@ -13,20 +13,20 @@ from gate_builders import cell
 
 from mcore_compat.bisect import run as bisect_run
 from mcore_compat.bisect.search import first_bad
-from mcore_compat.contract.candidate import parse_candidate
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.gate import render
+from mcore_compat.contract.source.candidate import parse_candidate
+from mcore_compat.files.scrub import Scrubber
 from mcore_compat.gate import run as gate_run
 from mcore_compat.gate import steps as gate_steps
 from mcore_compat.gate.run import GateConfig, run_gate
 from mcore_compat.gate.sides import read_sides
 from mcore_compat.gate.witness import Outcome
-from mcore_compat.matrix import load_matrix
-from mcore_compat.plan import Selection
-from mcore_compat.report import CheckResult, Report, SubjectInfo
-from mcore_compat.scrub import Scrubber
-from mcore_compat.session import Prepared, RunConfig
-from mcore_compat.store import RunFolder, RunPlan
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.run_folder import RunFolder, RunPlan
+from mcore_compat.pipeline.session import Prepared, RunConfig
+from mcore_compat.report import gate_text as render
+from mcore_compat.results import CheckResult, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -109,7 +109,7 @@ def test_a_failure_without_our_code_on_the_stack_is_upstream_s(cells_report, tmp
     log.write_text("".join(f"{json.dumps(event)}\n" for event in (
         failed("a.py::t[1]", "suite/a.py", "venv/site-packages/megatron/core/x.py"),
         failed("a.py::t[2]", "suite/a.py", "venv/site-packages/megatron/core/y.py"),
-        failed("b.py::t", "suite/b.py", "src/mcore_fused/head.py", "venv/site-packages/megatron/core/y.py"),
+        failed("b.py::t", "suite/b.py", "src/mcore_fused/head/fused.py", "venv/site-packages/megatron/core/y.py"),
     )) + "not json\n")  # fmt: skip
     gate, _ = judge(rerun=False)
     assert {f.title: f.upstream for f in gate.of("new", "break")} == {"a.py::t": True, "b.py::t": False}

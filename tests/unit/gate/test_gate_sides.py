@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from fake_upstream import edited
 
-from mcore_compat.cli import main
-from mcore_compat.contract.candidate import parse_candidate
-from mcore_compat.contract.compare import Finding, FindingState
+from mcore_compat.cli.main import main
 from mcore_compat.contract.model import Contract, VersionLabels
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.rules.compare import Finding, FindingState
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.contract.source.candidate import parse_candidate
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
 from mcore_compat.gate.sides import read_sides, refuse_same
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of
-from mcore_compat.matrix import Matrix, load_matrix
+from mcore_compat.matrix.cells import Matrix, load_matrix
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "compat_matrix"

@@ -6,8 +6,8 @@ import harness_builders as build
 import pytest
 from harness_project import REAL, FakeUv, passing_suite
 
-from mcore_compat import session
-from mcore_compat.subject import Subject
+from mcore_compat.pipeline import session
+from mcore_compat.provision.project_wheel import Subject
 
 
 @pytest.fixture

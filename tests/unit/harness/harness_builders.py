@@ -3,16 +3,16 @@
 import datetime as dt
 import json
 
-from mcore_compat.expectations import Expectation, Expectations
-from mcore_compat.inventory import Inventory
-from mcore_compat.matrix import Cell
-from mcore_compat.process import Finished
-from mcore_compat.proof import Facts, Files, Imported
-from mcore_compat.provision import Environment, Provisioned
-from mcore_compat.report import CellResult, Evidence, Finding, MegatronCore, Report, SubjectInfo
-from mcore_compat.reportlog import parse
-from mcore_compat.runner import SuiteRun
-from mcore_compat.suitefacts import Origins, SuiteFacts
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.expectations import Expectation, Expectations
+from mcore_compat.matrix.inventory import Inventory
+from mcore_compat.provision.uv_environment import Environment, Provisioned
+from mcore_compat.provision.verify import Facts, Files, Imported
+from mcore_compat.results import CellResult, Evidence, Finding, MegatronCore, Report, SubjectInfo
+from mcore_compat.run.process import Finished
+from mcore_compat.run.report_log import parse
+from mcore_compat.run.suite import SuiteRun
+from mcore_compat.run.suite_facts import Origins, SuiteFacts
 from mcore_compat.verdicts import Verdict, worst
 
 TODAY = dt.date(2026, 11, 30)

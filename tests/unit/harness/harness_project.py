@@ -5,8 +5,8 @@ from pathlib import Path
 
 import harness_builders as build
 
-from mcore_compat.plan import Selection
-from mcore_compat.session import RunConfig
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.session import RunConfig
 
 NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
 REAL = Path(__file__).parents[3] / "compat_matrix"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcore_compat.errors import SelectionError
-from mcore_compat.matrix import load_matrix
-from mcore_compat.plan import Selection, Shard, github_matrix, plan_cells
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.selection import Selection, Shard, github_matrix, plan_cells
 
 MATRIX = load_matrix(Path(__file__).parents[3] / "compat_matrix" / "matrix.toml")
 IDS = [cell.id for cell in MATRIX.cells]

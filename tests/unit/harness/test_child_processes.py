@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.environment import cell_environment, installer_environment
-from mcore_compat.process import run_logged
+from mcore_compat.provision.child_env import cell_environment, installer_environment
+from mcore_compat.run.process import run_logged
 
 GRANDCHILD = (
     "import subprocess, sys, time; "

@@ -9,9 +9,9 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
-from mcore_compat import cli
+from mcore_compat.cli import main as cli
+from mcore_compat.cli.links import broken_links
 from mcore_compat.errors import InfrastructureError, McoreCompatError
-from mcore_compat.links import broken_links
 
 ROOT = Path(__file__).parents[3]
 

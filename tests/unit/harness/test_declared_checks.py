@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcore_compat.errors import ExpectationError, InventoryError
-from mcore_compat.expectations import load_expectations
-from mcore_compat.inventory import Inventory, derive, load_inventory, write_text
-from mcore_compat.matrix import load_matrix
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.expectations import load_expectations
+from mcore_compat.matrix.inventory import Inventory, derive, load_inventory, write_text
 from mcore_compat.versions import agree, within
 
 ROOT = Path(__file__).parents[3]

@@ -8,10 +8,10 @@ import harness_builders as build
 import pytest
 from harness_project import NOW, Recorder, config, passing_suite
 
-from mcore_compat import session
-from mcore_compat.earlier import Earlier, Kept, sample, what_decides
-from mcore_compat.render import markdown
-from mcore_compat.session import execute, prepare
+from mcore_compat.pipeline import session
+from mcore_compat.pipeline.reuse import Earlier, Kept, sample, what_decides
+from mcore_compat.pipeline.session import execute, prepare
+from mcore_compat.report import markdown
 from mcore_compat.verdicts import Verdict
 
 CELLS = ("0.18.0", "0.18.2", "0.19.2")

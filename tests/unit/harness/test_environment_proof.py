@@ -3,7 +3,7 @@
 import harness_builders as build
 import pytest
 
-from mcore_compat.proof import problems
+from mcore_compat.provision.verify import problems
 
 
 def found(cell=None, locked=None, **changes):
@@ -44,7 +44,7 @@ FAULTS = {
     ),
     "no subject": ({"distributions": {"mcore-compat": ()}}, "subject is not installed"),
     "old subject": ({"distributions": {"mcore-compat": ("0.0.9",)}}, "subject is 0.0.9"),
-    "edited subject": ({"subject_files": build.files(changed=("mcore_fused/head.py",), changed_count=1)}, "head.py"),
+    "edited subject": ({"subject_files": build.files(changed=("mcore_fused/patch.py",), changed_count=1)}, "patch.py"),
 }
 
 

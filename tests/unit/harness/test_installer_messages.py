@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcore_compat.errors import MissingToolError
-from mcore_compat.uv import Uv, UvFailure, shortened
+from mcore_compat.provision.uv import Uv, UvFailure, shortened
 
 CONFLICT = """error: No solution found when resolving dependencies
   cause: Because megatron-core==0.13.1 depends on numpy<2.0.0 and you require numpy>=2.4, we can conclude that your

@@ -5,8 +5,8 @@ import datetime as dt
 import harness_builders as build
 import pytest
 
-from mcore_compat.judge import judge_cell, judge_expectations
-from mcore_compat.provision import Provisioned
+from mcore_compat.judge.cell import judge_cell, judge_expectations
+from mcore_compat.provision.uv_environment import Provisioned
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code
 
 ONE, TWO, THREE = build.CHECKS

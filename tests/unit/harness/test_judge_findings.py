@@ -6,8 +6,8 @@ from dataclasses import replace
 import harness_builders as build
 import pytest
 
-from mcore_compat.judge import judge_cell
-from mcore_compat.report import CheckResult, Evidence, MegatronCore, Seconds
+from mcore_compat.judge.cell import judge_cell
+from mcore_compat.results import CheckResult, Evidence, MegatronCore, Seconds
 from mcore_compat.verdicts import Verdict
 
 ONE, TWO, THREE = build.CHECKS
@@ -211,7 +211,7 @@ CASES = {
             (
                 "wrong-mode",
                 "the subject chose legacy mode, hook was expected",
-                "See mcore_fused.capability; if upstream's hook really changed, correct the cell's expected_mode.",
+                "See mcore_fused.modes.capability; if upstream's hook changed, correct the cell's expected_mode.",
             )
         ],
     ),

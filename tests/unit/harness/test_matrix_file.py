@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat import datafile
 from mcore_compat.errors import MatrixError
-from mcore_compat.matrix import load_matrix
+from mcore_compat.matrix import toml_file as datafile
+from mcore_compat.matrix.cells import load_matrix
 
 ROOT = Path(__file__).parents[3]
 PATH = ROOT / "compat_matrix" / "matrix.toml"

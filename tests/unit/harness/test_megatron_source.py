@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcore_compat.errors import MatrixError
-from mcore_compat.matrix import load_matrix
-from mcore_compat.megatron_source import installable_source, local_path
-from mcore_compat.provision import provision
-from mcore_compat.recipe import recipe_of
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.source import installable_source, local_path
+from mcore_compat.provision.recipe import recipe_of
+from mcore_compat.provision.uv_environment import provision
 from mcore_compat.verdicts import Verdict
 
 WHEEL = "megatron_core-0.20.0-cp312-cp312-linux_x86_64.whl"

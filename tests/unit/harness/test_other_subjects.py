@@ -4,14 +4,16 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
-from mcore_compat import cli, gate_cli, runner
-from mcore_compat.chosen_subject import ChosenSubject, choose_subject
+from mcore_compat.cli import gate as gate_cli
+from mcore_compat.cli import main as cli
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.sides import known_reports
-from mcore_compat.judge import judge_cell
-from mcore_compat.render import markdown, terminal
-from mcore_compat.report import Evidence, Finding
-from mcore_compat.runner import SuiteOptions, run_suite
+from mcore_compat.judge.cell import judge_cell
+from mcore_compat.report import markdown, terminal
+from mcore_compat.results import Evidence, Finding
+from mcore_compat.run import suite as runner
+from mcore_compat.run.suite import SuiteOptions, run_suite
+from mcore_compat.subjects.selection import ChosenSubject, choose_subject
 from mcore_compat.verdicts import Verdict
 
 ONE, TWO, THREE = build.CHECKS

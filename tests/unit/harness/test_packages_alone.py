@@ -6,10 +6,10 @@ from pathlib import Path
 
 import harness_builders as build
 
-from mcore_compat import provision
-from mcore_compat.matrix import load_matrix
-from mcore_compat.peers import PEERS
-from mcore_compat.recipe import recipe_of
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.provision import uv_environment as provision
+from mcore_compat.provision.recipe import recipe_of
+from mcore_compat.subjects.published import PEERS
 
 ROOT = Path(__file__).parents[3]
 ALONE = ({"spec": "verl==0.9.1", "reason": "its own patch is under test"},)

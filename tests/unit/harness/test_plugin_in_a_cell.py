@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mcore_compat
-from mcore_compat.suitefacts import read_facts, read_origins
+from mcore_compat.run.suite_facts import read_facts, read_origins
 
 SRC = Path(mcore_compat.__file__).parents[1]
 
@@ -31,7 +31,7 @@ def run(cell, *arguments):
         "PYTHONPATH": os.pathsep.join([str(SRC), str(cell / "elsewhere")]),
         "MCORE_COMPAT_CELL_OUT": str(cell),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mcore_compat.cell_plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mcore_compat.run.pytest_plugin", "-p", "no:cacheprovider"]
     return subprocess.run([*command, *arguments, "suite"], cwd=cell, env=env, check=False, capture_output=True)
 
 

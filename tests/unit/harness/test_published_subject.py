@@ -10,16 +10,22 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
-from mcore_compat import bundle, chosen_subject, cli, gate_cli, image, image_cli, image_run
-from mcore_compat.chosen_subject import choose_subject
+from mcore_compat.cli import gate as gate_cli
+from mcore_compat.cli import gpu as image_cli
+from mcore_compat.cli import main as cli
 from mcore_compat.errors import UsageError
-from mcore_compat.image import Image, link_farm, provision_in_image
-from mcore_compat.judge import judge_cell
-from mcore_compat.peers import PEERS, PEERS_FOLDER, peer_wheel
-from mcore_compat.render import markdown
-from mcore_compat.subject import Subject
+from mcore_compat.judge.cell import judge_cell
+from mcore_compat.pipeline import host_lane as image_run
+from mcore_compat.provision import bundle
+from mcore_compat.provision import host_image as image
+from mcore_compat.provision.host_image import Image, link_farm, provision_in_image
+from mcore_compat.provision.project_wheel import Subject
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+from mcore_compat.report import markdown
+from mcore_compat.subjects import selection as chosen_subject
+from mcore_compat.subjects.published import PEERS, PEERS_FOLDER, peer_wheel
+from mcore_compat.subjects.selection import choose_subject
 from mcore_compat.verdicts import Verdict
-from mcore_compat.wheelhouse import Wheel, Wheelhouse, WheelhouseError
 
 ROOT = Path(__file__).parents[3]
 VERL = PEERS["verl"]

@@ -6,8 +6,8 @@ import harness_builders as build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.inventory import check_of
-from mcore_compat.reportlog import parse
+from mcore_compat.matrix.inventory import check_of
+from mcore_compat.run.report_log import parse
 
 WHOLE = "\n".join(build.log_lines()) + "\n"
 

@@ -6,9 +6,9 @@ import harness_builders as build
 import pytest
 from rich.console import Console
 
-from mcore_compat.causes import causes
-from mcore_compat.render import markdown, terminal
-from mcore_compat.report import CheckCounts
+from mcore_compat.report import markdown, terminal
+from mcore_compat.report.causes import causes
+from mcore_compat.results import CheckCounts
 from mcore_compat.verdicts import Verdict
 
 LABELS = ("0.16.1", "0.17.1", "0.18.2", "0.19.2")

@@ -6,9 +6,9 @@ import harness_builders as build
 import pytest
 
 from mcore_compat.errors import ReportError, UsageError
-from mcore_compat.report import Report
-from mcore_compat.scrub import Scrubber, absolute_paths
-from mcore_compat.store import RunFolder, RunPlan, new_run_id, newest_unfinished
+from mcore_compat.files.scrub import Scrubber, absolute_paths
+from mcore_compat.pipeline.run_folder import RunFolder, RunPlan, new_run_id, newest_unfinished
+from mcore_compat.results import Report
 
 NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
 

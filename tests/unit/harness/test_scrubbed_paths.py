@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.scrub import Scrubber, absolute_paths
+from mcore_compat.files.scrub import Scrubber, absolute_paths
 
 ROOTS = {
     "root": Path("/srv/checkout"),

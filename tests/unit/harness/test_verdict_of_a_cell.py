@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcore_compat.judge import judge_cell, judge_expectations
-from mcore_compat.provision import Provisioned
-from mcore_compat.report import Evidence
+from mcore_compat.judge.cell import judge_cell, judge_expectations
+from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.results import Evidence
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code, worst
 
 ONE, TWO, THREE = build.CHECKS

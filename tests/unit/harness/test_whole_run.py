@@ -7,13 +7,13 @@ import harness_builders as build
 import pytest
 from harness_project import NOW, REAL, Recorder, config, passing_suite
 
-from mcore_compat import session
 from mcore_compat.errors import SelectionError, UsageError
-from mcore_compat.matrix import load_matrix
-from mcore_compat.plan import Selection
-from mcore_compat.provision import Provisioned
-from mcore_compat.session import InterruptedRunError, execute, prepare
-from mcore_compat.store import RunFolder
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline import session
+from mcore_compat.pipeline.run_folder import RunFolder
+from mcore_compat.pipeline.session import InterruptedRunError, execute, prepare
+from mcore_compat.provision.uv_environment import Provisioned
 from mcore_compat.verdicts import Verdict
 
 

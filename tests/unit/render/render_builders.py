@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier
-from mcore_compat.report import (
+from mcore_compat.results import (
     CellResult,
     CheckCounts,
     CheckResult,

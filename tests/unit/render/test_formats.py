@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml
 from render_builders import HOSTILE, MIXED, cell, gate, report
 
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.render import sarif
-from mcore_compat.render.annotations import PER_LEVEL, render_annotations
-from mcore_compat.render.formats import write_formats
-from mcore_compat.render.junit import render_junit
-from mcore_compat.render.page import Budget, render_page
-from mcore_compat.render.timeline import timeline
-from mcore_compat.report import Finding
-from mcore_compat.scrub import Scrubber, absolute_paths
+from mcore_compat.files.scrub import Scrubber, absolute_paths
+from mcore_compat.report import sarif
+from mcore_compat.report.annotations import PER_LEVEL, render_annotations
+from mcore_compat.report.html import Budget, render_page
+from mcore_compat.report.junit import render_junit
+from mcore_compat.report.timeline import timeline
+from mcore_compat.report.write import write_formats
+from mcore_compat.results import Finding
 from mcore_compat.verdicts import Verdict
 
 DATA = Path(__file__).parents[3] / "compat_matrix"

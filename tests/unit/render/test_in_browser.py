@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from render_builders import MIXED, gate
 
-from mcore_compat.contract.rules import load_rules
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.render.page import render_page
-from mcore_compat.render.timeline import timeline
+from mcore_compat.report.html import render_page
+from mcore_compat.report.timeline import timeline
 
 DATA = Path(__file__).parents[3] / "compat_matrix"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -1,0 +1,1 @@
+"""Extract a contract from source."""

@@ -1,0 +1,146 @@
+"""Requirements of a source: what its metadata declares, what its modules import, what it calls itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from email.parser import HeaderParser
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from mcore_compat.contract.extract.modules import ModuleIndex, absolute_module
+from mcore_compat.contract.model import Direction, Item, Json, VersionLabels
+from mcore_compat.contract.source.tree import SourceTree
+
+__all__ = ["import_items", "metadata_items", "version_labels"]
+
+ENTRY = "megatron.core.models.gpt.gpt_model"
+_OPTIONAL_GUARDS = re.compile(r"TYPE_CHECKING|HAVE_|is_.*_available|_available\b")
+_IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def _metadata(tree: SourceTree) -> str | None:
+    paths = [path for path in tree.files if path.endswith("METADATA") or path == "PKG-INFO"]
+    return tree.files[min(paths)] if paths else None
+
+
+def version_labels(tree: SourceTree) -> VersionLabels:
+    """Distribution and attribute version, read without running ``package_info.py``."""
+    text = _metadata(tree)
+    distribution = HeaderParser().parsestr(text)["Version"] if text else None
+    return VersionLabels(distribution, _attribute_version(tree), tree.commit)
+
+
+def _attribute_version(tree: SourceTree) -> str | None:
+    text = tree.files.get("megatron/core/package_info.py", "")
+    found: dict[str, str] = {}
+    for name in ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE"):
+        match = re.search(rf"^{name}\s*=\s*(\d+|'[^']*'|\"[^\"]*\")\s*$", text, re.MULTILINE)
+        if match is None:
+            return None
+        found[name] = match[1].strip("'\"")
+    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
+
+
+def metadata_items(tree: SourceTree) -> Iterator[Item]:
+    """``requires-python`` and the unconditional dependencies, from metadata or pyproject.toml."""
+    requires_python: Json = None
+    dependencies: list[str] = []
+    where = ""
+    text = _metadata(tree)
+    if text is not None:
+        headers = HeaderParser().parsestr(text)
+        requires_python = headers["Requires-Python"]
+        dependencies = headers.get_all("Requires-Dist") or []
+    elif "pyproject.toml" in tree.files:
+        where = "pyproject.toml:1"
+        try:
+            project = tomllib.loads(tree.files["pyproject.toml"]).get("project", {})
+        except tomllib.TOMLDecodeError:
+            project = {}  # the build would fail too; the cells say so with the builder's own words
+        requires_python = project.get("requires-python")
+        dependencies = [d for d in project.get("dependencies", []) if isinstance(d, str)]
+    if not dependencies and "megatron/core/requirements.txt" in tree.files:
+        dependencies = tree.files["megatron/core/requirements.txt"].splitlines()
+    yield Item("metadata.requires-python", Direction.READ, requires_python, where)
+    declared = sorted({d for line in dependencies if (d := _normal(line))})
+    yield Item("metadata.dependencies", Direction.READ, declared, where)
+
+
+def _normal(line: str) -> str | None:
+    """``name<specifier>`` of a requirement that always applies, else None."""
+    try:
+        requirement = Requirement(line.partition(" #")[0])
+    except InvalidRequirement:
+        return None
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
+
+
+def import_items(index: ModuleIndex) -> Iterator[Item]:
+    """Third-party modules without which ``megatron.core.models.gpt.gpt_model`` cannot be imported."""
+    required: dict[str, str] = {}
+    seen: set[str] = set()
+    queue = [ENTRY]
+    while queue:
+        module = queue.pop()
+        for part in _with_parents(module):
+            path = index.path_of(part)
+            if path is None or path in seen:
+                continue
+            seen.add(path)
+            for name, line, guarded in _imports(index.syntax(path).body, part, path.endswith("__init__.py")):
+                top = name.partition(".")[0]
+                if guarded:  # whatever fails in there is caught, or never reached
+                    continue
+                if top == "megatron":
+                    queue.append(name)
+                elif top not in sys.stdlib_module_names:
+                    required.setdefault(top, f"{path}:{line}")
+    for name in sorted(required):
+        yield Item(f"imports.{name}", Direction.CALL, name, required[name])
+
+
+def _with_parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _imports(
+    body: list[ast.stmt], own: str, is_package: bool, guarded: bool = False
+) -> Iterator[tuple[str, int, bool]]:
+    """Modules imported when a module body runs: name, line, and whether that is optional."""
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from ((alias.name, statement.lineno, guarded) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            base = absolute_module(statement, own, is_package)
+            yield base, statement.lineno, guarded
+            if base.startswith("megatron"):  # the imported name may be a submodule
+                yield from ((f"{base}.{alias.name}", statement.lineno, guarded) for alias in statement.names)
+        elif isinstance(statement, ast.Try):
+            caught = any(_catches_import_error(handler) for handler in statement.handlers)
+            yield from _imports(statement.body, own, is_package, guarded or caught)
+            for handler in statement.handlers:
+                yield from _imports(handler.body, own, is_package, guarded=True)
+            yield from _imports([*statement.orelse, *statement.finalbody], own, is_package, guarded or caught)
+        elif isinstance(statement, ast.If):
+            test = ast.unparse(statement.test)
+            if "TYPE_CHECKING" in test:
+                continue
+            optional = guarded or bool(_OPTIONAL_GUARDS.search(test))
+            yield from _imports([*statement.body, *statement.orelse], own, is_package, optional)
+        elif isinstance(statement, ast.ClassDef | ast.With):
+            yield from _imports(statement.body, own, is_package, guarded)
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(ast.unparse(kind) in _IMPORT_ERRORS for kind in kinds)

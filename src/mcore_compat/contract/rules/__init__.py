@@ -1,0 +1,1 @@
+"""Rules as data: what a change between two contracts means."""

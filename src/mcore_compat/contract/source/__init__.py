@@ -1,0 +1,1 @@
+"""Read a megatron-core's source without running it."""

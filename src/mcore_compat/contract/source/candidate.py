@@ -1,0 +1,179 @@
+"""What a caller may name as a megatron-core: a release, a wheel, an sdist, a folder, a git ref; and opening it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from mcore_compat.contract.source.git import GitError, git, is_repository, read_git
+from mcore_compat.contract.source.tree import SourceError, SourceTree, read_directory, read_sdist, read_wheel
+from mcore_compat.releases import PROJECT, Release, cache_directory, download, find_release
+
+__all__ = ["Candidate", "CandidateKind", "NoSuchCandidateError", "open_candidate", "parse_candidate"]
+
+_FETCH_SECONDS = 600
+_FORMS = (
+    "give megatron-core==VERSION, a .whl, a .tar.gz, a folder (checkout, site-packages, virtual environment), "
+    "or git+file:///repository@ref."
+)
+
+
+class NoSuchCandidateError(SourceError):
+    """The text names nothing that can be opened."""
+
+
+class CandidateKind(StrEnum):
+    """The forms."""
+
+    RELEASE = "release"
+    WHEEL = "wheel"
+    SDIST = "sdist"
+    DIRECTORY = "directory"
+    GIT = "git"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A named megatron-core, not yet opened.
+
+    Attributes:
+        kind: the form it was named in.
+        label: short name for reports, without any absolute path.
+        requirement: what an installer is given; named where it has to be built, since only what is named may be.
+        version: of a release.
+        path: of a file, folder, or local repository.
+        address: of a repository on another host.
+        ref: of a repository.
+    """
+
+    kind: CandidateKind
+    label: str
+    requirement: str
+    version: str | None = None
+    path: Path | None = None
+    address: str | None = None
+    ref: str = "HEAD"
+
+
+def parse_candidate(text: str, folder: Path | None = None) -> Candidate:
+    """Read what a caller typed; relative paths start at ``folder`` (the working directory where None).
+
+    Raises:
+        NoSuchCandidateError: it names nothing that exists, or another project.
+    """
+    text = text.strip()
+    if text.startswith("git+"):
+        return _git_candidate(text)
+    path = (folder or Path.cwd()) / Path(text.removeprefix("file://")).expanduser()
+    if text and path.exists():
+        return _path_candidate(path.resolve())
+    try:
+        Version(text)
+    except InvalidVersion:
+        pass
+    else:
+        text = f"{PROJECT}=={text}"
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise NoSuchCandidateError(f"{text!r} is neither a file, a folder, nor a release.", _FORMS) from error
+    if canonicalize_name(requirement.name) != PROJECT:
+        raise NoSuchCandidateError(f"{text!r} names {requirement.name}, not {PROJECT}.", _FORMS)
+    pins = [specifier for specifier in requirement.specifier if specifier.operator in {"==", "==="}]
+    if len(pins) != 1 or len(list(requirement.specifier)) != 1 or "*" in pins[0].version:
+        raise NoSuchCandidateError(f"{text!r} does not name one release.", f"pin it: {PROJECT}==0.18.2.")
+    version = pins[0].version
+    return Candidate(CandidateKind.RELEASE, version, f"{PROJECT}=={version}", version=version)
+
+
+def _git_candidate(text: str) -> Candidate:
+    parts = urlsplit(text.removeprefix("git+"))
+    place, _, ref = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "HEAD")
+    place, ref = unquote(place), unquote(ref)
+    if not ref or not place:
+        raise NoSuchCandidateError(f"{text!r} lacks a path or a ref.", _FORMS)
+    name = Path(place).name.removesuffix(".git")
+    label = f"{name}@{ref}"
+    if parts.scheme == "file":
+        path = Path(place)
+        if not is_repository(path):
+            raise NoSuchCandidateError(f"{name} is not a git repository.", _FORMS)
+        return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{place}@{ref}", path=path, ref=ref)
+    if parts.scheme not in {"https", "ssh"}:
+        raise NoSuchCandidateError(f"git+{parts.scheme} is not supported.", "use git+file, git+https or git+ssh.")
+    address = f"{parts.scheme}://{parts.netloc}{place}"
+    return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+{address}@{ref}", address=address, ref=ref)
+
+
+def _path_candidate(path: Path) -> Candidate:
+    if path.is_dir():
+        bare = is_repository(path) and not (path / ".git").exists()
+        if bare:  # a bare repository has no working tree: its HEAD is meant
+            label = f"{path.name.removesuffix('.git')}@HEAD"
+            return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{path}@HEAD", path=path)
+        return Candidate(CandidateKind.DIRECTORY, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
+    if path.name.endswith((".whl", ".zip")):
+        return Candidate(CandidateKind.WHEEL, path.name, str(path), path=path)
+    if path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        return Candidate(CandidateKind.SDIST, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
+    raise NoSuchCandidateError(f"{path.name} is not a wheel or an sdist.", _FORMS)
+
+
+def open_candidate(candidate: Candidate, releases: Iterable[Release], cache: Path | None = None) -> SourceTree:
+    """Read the candidate's source; a release is downloaded (verified, cached) where it is not here yet.
+
+    Raises:
+        SourceError: it cannot be read or is no megatron-core.
+        NoSuchReleaseError: the release is not known.
+        IndexUnreachableError: the release's file cannot be had.
+    """
+    if candidate.kind is CandidateKind.RELEASE:
+        assert candidate.version is not None
+        file = download(find_release(releases, candidate.version), cache)
+        return read_wheel(file) if file.name.endswith(".whl") else read_sdist(file)
+    if candidate.kind is CandidateKind.GIT:
+        repository = candidate.path or _fetched(candidate, cache or cache_directory())
+        return read_git(repository, candidate.ref if candidate.path else "FETCH_HEAD")
+    assert candidate.path is not None
+    readers = {
+        CandidateKind.WHEEL: read_wheel,
+        CandidateKind.SDIST: read_sdist,
+        CandidateKind.DIRECTORY: read_directory,
+    }
+    return readers[candidate.kind](candidate.path)
+
+
+def _fetched(candidate: Candidate, cache: Path) -> Path:
+    """Bare repository in the cache that holds the one commit asked for of a repository on another host."""
+    assert candidate.address is not None
+    key = hashlib.sha256(candidate.address.encode()).hexdigest()[:16]
+    repository = cache / "git" / key / f"{Path(candidate.address).name.removesuffix('.git')}.git"
+    repository.mkdir(parents=True, exist_ok=True)
+    if not is_repository(repository):
+        git(repository, ["init", "--quiet", "--bare"])
+    try:
+        subprocess.run(
+            [
+                *("git", "-c", "core.hooksPath=/dev/null", "-C", str(repository)),
+                *("fetch", "--quiet", "--depth=1", "--end-of-options", candidate.address, candidate.ref),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=_FETCH_SECONDS,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise GitError(
+            f"{candidate.label} could not be fetched.", "check address, ref and access; or give a local clone."
+        ) from error
+    return repository

@@ -1,0 +1,1 @@
+"""Turn what is known about a cell into a verdict. Pure."""

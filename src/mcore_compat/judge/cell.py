@@ -1,0 +1,215 @@
+"""Turns what is known about a cell into one verdict. Pure, and suspicious: green needs proof, not the lack of failures.
+
+Every complaint names its own verdict; the worst of them is the cell's. ``infra`` comes first, since failures in the
+wrong environment mean nothing; a failed check comes before a missing one, since it is knowledge.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+
+from mcore_compat.judge import criteria as complaints
+from mcore_compat.judge.criteria import excused, found, fulfils
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.expectations import Expectation, Expectations
+from mcore_compat.matrix.inventory import Inventory
+from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.results import (
+    FAILED_CHECK,
+    CellResult,
+    CheckCounts,
+    CheckResult,
+    Evidence,
+    Finding,
+    MegatronCore,
+    Seconds,
+)
+from mcore_compat.run.report_log import CheckOutcome
+from mcore_compat.run.suite import SuiteRun
+from mcore_compat.subjects.selection import OURS, ChosenSubject
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["judge_cell", "judge_expectations"]
+
+_ORDER = (Verdict.INFRA, Verdict.BREAK, Verdict.UNPROVEN, Verdict.DRIFT)
+
+
+def judge_cell(
+    cell: Cell,
+    provisioned: Provisioned,
+    run: SuiteRun | None,
+    inventory: Inventory,
+    expectations: Expectations,
+    today: dt.date,
+    drift: tuple[Finding, ...] = (),
+    subject: ChosenSubject = OURS,
+) -> CellResult:
+    """The verdict of one cell.
+
+    Args:
+        cell: what was to be judged.
+        provisioned: its environment, or the verdict in its place.
+        run: what the suite left; None where it did not run.
+        inventory: the checks that had to run.
+        expectations: declared exceptions.
+        today: decides which of them have expired.
+        drift: what the static contract found to have moved; it makes a green cell ``drift``.
+        subject: what the suite was told to judge. Only another one than this project's own may lack capabilities: the
+            checks about them do not apply, and it is told which and why.
+    """
+    declared = inventory.declared(cell)
+    if provisioned.environment is None or run is None:
+        return _not_run(cell, provisioned, len(declared))
+    exceptions = expectations.of(cell)
+    declared -= complaints.not_applicable(run, subject)
+    findings = [
+        *complaints.of_environment(cell, provisioned.environment.facts, run),
+        *complaints.of_checks(cell, run, exceptions),
+        *complaints.of_exceptions(run, exceptions, declared, today),
+        *complaints.of_subject(run, subject, inventory.declared(cell)),
+        *complaints.of_mode(cell, run, subject),
+        *complaints.of_completeness(run),
+        *complaints.of_inventory(run, declared, exceptions),
+        *complaints.of_evidence(cell, run, inventory, subject),
+        *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),
+    ]
+    verdict = next((v for v in _ORDER if any(finding.verdict is v for finding in findings)), Verdict.OK)
+    deciding = [finding for finding in findings if finding.verdict is verdict]
+    left_out = len(inventory.declared(cell)) - len(declared)
+    result = _result(cell, provisioned, run, declared, exceptions, left_out)
+    return result.model_copy(
+        update={
+            "verdict": verdict,
+            "reason": _reason(deciding) or _as_declared(result.results),
+            "findings": tuple(sorted(findings, key=_rank)),
+        }
+    )
+
+
+def judge_expectations(
+    expectations: Expectations, matrix: Iterable[Cell], results: Iterable[CellResult]
+) -> tuple[Finding, ...]:
+    """Exceptions that nothing needs: they name no cell of the matrix, or a check that none of their cells ran."""
+    findings = [
+        found(
+            Verdict.BREAK,
+            "expectation-unused",
+            f"{entry} names no cell of the matrix",
+            "Remove the entry.",
+            entry.check,
+        )
+        for entry in expectations.without_cell(tuple(matrix))
+    ]
+    by_id = {cell.id: cell for cell in matrix}
+    judged = [(by_id[result.id], result) for result in results if result.id in by_id and result.results]
+    for entry in expectations.expectation:
+        seen = [result for cell, result in judged if entry.covers(cell)]
+        if seen and not any(entry.check == outcome.check for result in seen for outcome in result.results):
+            findings.append(
+                found(
+                    Verdict.BREAK,
+                    "expectation-unused",
+                    f"{entry}: none of its {len(seen)} cells ran this check",
+                    "Remove the entry, or correct the check's name.",
+                    entry.check,
+                )
+            )
+    return tuple(findings)
+
+
+def _not_run(cell: Cell, provisioned: Provisioned, planned: int) -> CellResult:
+    verdict = provisioned.verdict or Verdict.INFRA
+    finding = found(verdict, f"cell-{verdict.value}", provisioned.reason, provisioned.next_step)
+    return CellResult(
+        id=cell.id,
+        megatron_core=MegatronCore(requested=cell.megatron_core),
+        contract_class=cell.contract_class,
+        lane=cell.lane,
+        expected_mode=cell.expected_mode,
+        verdict=verdict,
+        reason=provisioned.reason,
+        checks=CheckCounts(planned=planned),
+        seconds=Seconds(provision=round(provisioned.seconds, 1)),
+        findings=(finding,),
+    )
+
+
+def _result(
+    cell: Cell,
+    provisioned: Provisioned,
+    run: SuiteRun,
+    declared: frozenset[str],
+    exceptions: tuple[Expectation, ...],
+    left_out: int,
+) -> CellResult:
+    assert provisioned.environment is not None
+    proved, facts = provisioned.environment.facts, run.facts
+    imported = proved.imported
+    outcomes = [_check_result(check, outcome, exceptions) for check, outcome in sorted(run.log.checks.items())]
+    counts = {kind: sum(item.outcome == kind for item in outcomes) for kind in ("passed", "failed", "skipped")}
+    suite_seconds = facts.seconds if facts else None
+    return CellResult(
+        id=cell.id,
+        megatron_core=MegatronCore(
+            requested=cell.megatron_core,
+            distribution=proved.version("megatron-core"),
+            attribute=(facts.megatron_core.attribute if facts else None) or (imported.attribute if imported else None),
+            origin=(facts.megatron_core.origin if facts else None) or (imported.origin if imported else None),
+            sha256=proved.megatron_files.sha256 if proved.megatron_files else None,
+        ),
+        contract_class=cell.contract_class,
+        lane=cell.lane,
+        python=proved.python,
+        torch=facts.torch if facts else proved.version("torch"),
+        triton=facts.triton if facts else proved.version("triton"),
+        numpy=proved.version("numpy"),
+        device=facts.device if facts else None,
+        mode=facts.mode if facts else None,
+        expected_mode=cell.expected_mode,
+        verdict=Verdict.UNPROVEN,
+        checks=CheckCounts(planned=len(declared), not_applicable=left_out, **counts),
+        evidence=facts.evidence if facts else Evidence(),
+        seconds=Seconds(
+            provision=round(provisioned.seconds, 1),
+            imports=round(suite_seconds.imports, 1) if suite_seconds else 0.0,
+            suite=round(run.finished.seconds, 1),
+        ),
+        results=tuple(outcomes),
+    )
+
+
+def _check_result(check: str, outcome: CheckOutcome, exceptions: tuple[Expectation, ...]) -> CheckResult:
+    entry = excused(check, exceptions)
+    expected = outcome.outcome == "passed" if entry is None else fulfils(outcome, entry)
+    return CheckResult(
+        check=check,
+        outcome=outcome.outcome,
+        expected=expected,
+        cases=outcome.cases,
+        seconds=round(outcome.seconds, 2),
+        message=outcome.message,
+    )
+
+
+def _reason(findings: list[Finding]) -> str:
+    if not findings:
+        return ""
+    first = findings[0]
+    head = first.message.splitlines()[0] if first.message else first.kind
+    if first.check and first.kind == FAILED_CHECK:
+        head = f"{first.check.rsplit('::', 1)[-1]}: {head}"
+    return head + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
+
+
+def _as_declared(results: Iterable[CheckResult]) -> str:
+    """What a green cell does not count as passed, and why it is green all the same."""
+    names = [result.check.rsplit("::", 1)[-1] for result in results if result.outcome != "passed" and result.expected]
+    if not names:
+        return ""
+    more = f" (+{len(names) - 1} more)" if len(names) > 1 else ""
+    return f"as declared in expectations.toml: {names[0]}{more}"
+
+
+def _rank(finding: Finding) -> int:
+    return _ORDER.index(finding.verdict) if finding.verdict in _ORDER else len(_ORDER)

@@ -1,0 +1,306 @@
+"""The rules of the judge: each looks at one side of a cell and yields what speaks against it. Pure.
+
+Every finding carries the verdict that it alone would make of the cell.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+from collections.abc import Iterable
+
+from mcore_compat import versions
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.expectations import Expectation
+from mcore_compat.matrix.inventory import Inventory, check_of
+from mcore_compat.provision.verify import Facts
+from mcore_compat.results import AS_DECLARED, FAILED_CHECK, Finding
+from mcore_compat.run.report_log import CheckOutcome
+from mcore_compat.run.suite import SuiteRun
+from mcore_compat.subjects.selection import BUILT_IN, ChosenSubject
+from mcore_compat.verdicts import Verdict
+
+__all__ = [
+    "excused",
+    "found",
+    "fulfils",
+    "not_applicable",
+    "of_checks",
+    "of_completeness",
+    "of_environment",
+    "of_evidence",
+    "of_exceptions",
+    "of_inventory",
+    "of_mode",
+    "of_subject",
+]
+
+_SHOWN = 4
+_TAIL_LINES = 6
+
+
+def of_environment(cell: Cell, proved: Facts, run: SuiteRun) -> Iterable[Finding]:
+    """The process that ran the checks must have used the environment that was proved."""
+    remedy = "Remove the cell's folder below the cells directory and run again."
+
+    def wrong(kind: str, message: str) -> Finding:
+        return found(Verdict.INFRA, kind, message, remedy)
+
+    facts = run.facts
+    if facts is not None:
+        seen = facts.megatron_core
+        installed = proved.version("megatron-core")
+        if cell.source is None and (
+            seen.distribution is None or not versions.agree(cell.megatron_core, seen.distribution)
+        ):
+            yield wrong("wrong-version", f"the suite ran megatron-core {seen.distribution}, not {cell.megatron_core}")
+        elif seen.distribution != installed:
+            yield wrong("wrong-version", f"the suite saw megatron-core {seen.distribution}, {installed} was installed")
+        if cell.source is None and seen.attribute and not versions.agree(cell.megatron_core, seen.attribute):
+            yield wrong("wrong-version", f"megatron.core says that it is {seen.attribute}, not {cell.megatron_core}")
+        if proved.imported is not None and seen.origin != proved.imported.origin:
+            yield wrong("wrong-origin", f"megatron.core was imported from {seen.origin}, not {proved.imported.origin}")
+        for name, value in (("torch", facts.torch), ("triton", facts.triton), ("numpy", facts.numpy)):
+            version = proved.version(name)
+            if value is not None and version is not None and not versions.agree(version, value):
+                yield wrong("wrong-version", f"the suite ran {name} {value}, {version} was installed")
+    for origins in run.origins:
+        for module, file in list(origins.foreign.items())[:_SHOWN]:
+            yield wrong("foreign-module", f"{module} was imported from outside the environment: {file}")
+
+
+def of_checks(cell: Cell, run: SuiteRun, exceptions: tuple[Expectation, ...]) -> Iterable[Finding]:
+    """Files that cannot be imported, and checks that fail and were not expected to."""
+    for place, message in run.log.collection_errors.items():
+        yield found(
+            Verdict.BREAK, "collection-error", f"{place} cannot be imported\n{message}", _by_hand(cell, place), place
+        )
+    for check, outcome in sorted(run.log.checks.items()):
+        entry = excused(check, exceptions)
+        if outcome.failed and (entry is None or entry.kind != "fail"):
+            yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", _by_hand(cell, check), check)
+
+
+def of_exceptions(
+    run: SuiteRun, exceptions: tuple[Expectation, ...], declared: frozenset[str], today: dt.date
+) -> Iterable[Finding]:
+    """Declared exceptions that have expired, or whose check no longer goes as declared; those that hold are notes."""
+    for entry in exceptions:
+        outcome = run.log.checks.get(entry.check)
+        if outcome is None and entry.check not in declared:
+            continue  # another cell of the pattern may have it; that none has is found over all cells
+        if entry.expired(today):
+            message, step = f"{entry} expired on {entry.expires}", "Look again: fix the cause, or renew with a reason."
+        elif outcome is not None and not fulfils(outcome, entry):
+            message, step = f"{entry} is stale: the check {outcome.outcome}", "Remove the entry."
+        else:
+            if outcome is not None:
+                yield Finding(
+                    kind=AS_DECLARED,
+                    message=f"{'fails' if entry.kind == 'fail' else 'is skipped'} as declared: {entry.reason}",
+                    check=entry.check,
+                    next_step=f"None until {entry.expires}; a check that goes otherwise turns the run red.",
+                    link=entry.link,
+                )
+            continue
+        yield found(Verdict.BREAK, "expectation-stale", message, step, entry.check)
+
+
+def _claims(run: SuiteRun, subject: ChosenSubject, *any_of: str) -> bool:
+    """Whether the subject promises one of these; this project's own library promises everything."""
+    said = run.facts.capabilities if run.facts is not None else None
+    return subject.is_ours or said is None or bool(said & set(any_of))
+
+
+def not_applicable(run: SuiteRun, subject: ChosenSubject) -> frozenset[str]:
+    """Checks that are about what the subject says it has not; none for this project's own library."""
+    facts = run.facts
+    if subject.is_ours or facts is None or facts.capabilities is None:
+        return frozenset()
+    lacking = facts.lacks.keys() - facts.capabilities
+    return frozenset(check for check, about in facts.not_applicable.items() if about and lacking >= set(about))
+
+
+def of_subject(run: SuiteRun, subject: ChosenSubject, declared: frozenset[str]) -> Iterable[Finding]:
+    """The suite must have judged what it was told to; what does not apply to another subject is told, not counted."""
+    facts = run.facts
+    if facts is None:
+        return
+    if subject.variable in BUILT_IN and facts.subject != subject.variable:
+        yield found(
+            Verdict.UNPROVEN,
+            "wrong-subject",
+            f"the suite judged {facts.subject}, not {subject.name}",
+            "Read the cell's output.log; the suite must load what MCORE_COMPAT_SUBJECT names.",
+        )
+    left_out = not_applicable(run, subject) & declared
+    for capability, consequence in sorted(facts.lacks.items()):
+        about = sum(capability in facts.not_applicable[check] for check in left_out)
+        if about:
+            yield Finding(
+                kind="not-applicable",
+                message=f"{subject.name} has no `{capability}`: {consequence}; {about} declared checks are about it",
+                next_step="Nothing, if the subject is meant to be without it.",
+            )
+
+
+def of_mode(cell: Cell, run: SuiteRun, subject: ChosenSubject) -> Iterable[Finding]:
+    """The subject must have chosen the expected mode by itself."""
+    if not _claims(run, subject, "mode"):
+        return
+    if run.facts is not None and run.facts.mode is not None and run.facts.mode != cell.expected_mode:
+        yield found(
+            Verdict.BREAK,
+            "wrong-mode",
+            f"the subject chose {run.facts.mode} mode, {cell.expected_mode} was expected",
+            "See mcore_fused.modes.capability; if upstream's hook changed, correct the cell's expected_mode.",
+        )
+
+
+def of_completeness(run: SuiteRun) -> Iterable[Finding]:
+    """The suite's process must have ended by itself, with its log and its facts whole and agreeing."""
+    finished, log = run.finished, run.log
+
+    def unproven(kind: str, message: str, step: str = "Read the cell's output.log and run it again.") -> Finding:
+        return found(Verdict.UNPROVEN, kind, message, step)
+
+    if finished.timed_out:
+        yield unproven(
+            "time-limit",
+            f"the suite was killed after {finished.seconds:.0f} s" + _tail(finished.output),
+            "Find the check that hangs, or raise the cell's time_limit_s with a reason.",
+        )
+    elif finished.returncode < 0:
+        name = signal.Signals(-finished.returncode).name
+        yield unproven("crash", f"the suite's process died of {name}" + _tail(finished.output))
+    elif not log.checks and not log.collection_errors and finished.returncode not in {0, 5}:
+        yield unproven("no-start", f"the suite did not start: {_last_error(finished.output)}" + _tail(finished.output))
+    elif not log.complete:
+        where = f"line {log.broken_line} cannot be read" if log.broken_line else "its last record is missing"
+        yield unproven("incomplete-log", f"the report log is incomplete: {where}" + _tail(finished.output))
+    else:
+        bad = bool(log.collection_errors) or any(outcome.failed for outcome in log.checks.values())
+        if finished.returncode != log.exit_status or (finished.returncode == 0) == bad:
+            yield unproven(
+                "exit-status",
+                f"pytest ended with status {finished.returncode}, which its log does not explain"
+                + _tail(finished.output),
+            )
+    if run.facts is None:
+        yield unproven("no-facts", run.facts_problem)
+    elif not run.facts.complete:
+        yield unproven("incomplete-facts", "the suite did not come to the end of its session")
+    else:
+        collected = {check_of(node) for node in run.facts.collected}
+        lost = sorted(collected ^ set(log.checks))
+        if log.complete and lost:
+            yield unproven("count-mismatch", f"collected and reported differ in {_listed(lost)}")
+
+
+def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expectation, ...]) -> Iterable[Finding]:
+    """What ran and what was declared must be the same set."""
+    checks = run.log.checks
+    if not checks:
+        yield found(
+            Verdict.UNPROVEN,
+            "no-checks",
+            "the suite ran no check at all",
+            "See the cell's output.log for what stopped it.",
+        )
+        return
+    executed = {check for check, outcome in checks.items() if outcome.passed or outcome.failed}
+    may_skip = {entry.check for entry in exceptions if entry.kind == "skip"}
+    skipped = sorted(
+        check for check, outcome in checks.items() if outcome.skipped and check in declared and check not in may_skip
+    )
+    if skipped:
+        reasons = sorted({checks[check].message.splitlines()[0] for check in skipped if checks[check].message})
+        because = f" ({'; '.join(reasons[:2])})" if reasons else ""
+        yield found(
+            Verdict.UNPROVEN,
+            "skipped-check",
+            f"{len(skipped)} declared checks were skipped, in whole or in part: {_listed(skipped)}{because}",
+            "Make them run, or declare the skip in expectations.toml.",
+        )
+    missing = sorted(declared - executed - may_skip - set(skipped))
+    if missing:
+        yield found(
+            Verdict.UNPROVEN,
+            "missing-check",
+            f"{len(missing)} declared checks did not run: {_listed(missing)}",
+            "Make them run, or change inventory.toml.",
+        )
+    undeclared = sorted(executed - declared)
+    if undeclared:
+        yield found(
+            Verdict.UNPROVEN,
+            "undeclared-check",
+            f"{len(undeclared)} checks ran that are not declared for this cell: {_listed(undeclared)}",
+            "Declare them: `mcore-compat inventory --write`.",
+        )
+
+
+def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: ChosenSubject) -> Iterable[Finding]:
+    """What was promised must have been seen, by the counters and by the plugin.
+
+    A subject that patches nothing promises no fusion, and has none to show; one that patches but counts nothing proves
+    nothing.
+    """
+
+    def unproven(message: str) -> Finding:
+        step = "Something switched the fused path off, or the suite never reached it; a green run needs to see it run."
+        return found(Verdict.UNPROVEN, "no-evidence", message, step)
+
+    if run.facts is not None:
+        zero = [name for name in inventory.evidence.required(cell) if getattr(run.facts.evidence, name) == 0]
+        if zero and _claims(run, subject, "patch", "evidence", "kernel"):
+            yield unproven(f"nothing was counted for {', '.join(zero)}")
+        if run.facts.mode is None and _claims(run, subject, "mode"):
+            yield unproven("the suite does not say which mode was used")
+        if cell.lane == "gpu" and run.facts.device.lower() == "cpu":
+            yield unproven("a GPU cell ran on the CPU")
+    if not any(origins.modules.get("megatron", 0) for origins in run.origins):
+        yield unproven("no process of the suite imported megatron")
+    if subject.is_ours and run.origins and not any(origins.modules.get("mcore_fused", 0) for origins in run.origins):
+        yield unproven("no process of the suite imported the subject")
+    peer = subject.peer
+    if peer is not None and run.origins and not any(seen.modules.get(peer.distribution, 0) for seen in run.origins):
+        yield unproven(f"no process of the suite imported a module of {peer.distribution}")
+
+
+def excused(check: str, exceptions: tuple[Expectation, ...]) -> Expectation | None:
+    """The declared exception for a check, if there is one."""
+    return next((entry for entry in exceptions if entry.check == check), None)
+
+
+def fulfils(outcome: CheckOutcome, entry: Expectation) -> bool:
+    """Whether a check went as its exception says."""
+    return outcome.failed > 0 if entry.kind == "fail" else outcome.skipped > 0 and not outcome.failed
+
+
+def _by_hand(cell: Cell, check: str) -> str:
+    """The command that runs one check of a cell, from the project's root."""
+    variables = "".join(f"{variable.name}={variable.value} " for variable in cell.env)
+    return f"By hand: `{variables}.cells/{cell.id}/venv/bin/python -m pytest tests/compat/{check}`"
+
+
+def found(verdict: Verdict, kind: str, message: str, next_step: str, check: str | None = None) -> Finding:
+    """A finding that makes ``verdict`` of its cell."""
+    return Finding(kind=kind, message=message, check=check, next_step=next_step, verdict=verdict)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _last_error(output: str) -> str:
+    """The last line that pytest marks as an error, else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (marked or lines)[-1]
+
+
+def _tail(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()][-_TAIL_LINES:]
+    return "\n" + "\n".join(lines) if lines else ""

@@ -1,0 +1,1 @@
+"""Everything that is read from the data folder: cells, checks, exceptions, selection."""

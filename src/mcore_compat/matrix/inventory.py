@@ -1,0 +1,180 @@
+"""The inventory: the checks that a cell must run. What ran and what was declared must be the same set.
+
+A check is ``file.py::test_function`` (or ``file.py::TestClass::test_method``), relative to the suite; its
+parametrised cases count together. Read from ``compat_matrix/inventory.toml``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mcore_compat import versions
+from mcore_compat.errors import InventoryError
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.toml_file import DataModel, LocatedError, load_model
+
+__all__ = ["Check", "EvidenceRules", "Inventory", "check_of", "derive", "load_inventory", "write_text"]
+
+Counter = Literal["hook_calls", "deferred_head_calls", "kernel_launches"]
+Bound = Annotated[str | None, Field(pattern=r"^\d+\.\d+(\.\d+)?$")]
+
+
+class Check(DataModel):
+    """One declared check.
+
+    Attributes:
+        id: ``file.py::test_function``.
+        since: first release that has it.
+        until: first release that has it no more.
+        only: run only in cells with one of these tags (a cell id is a tag, as are lane and expected mode).
+        excluded: not in cells with one of these tags (``except`` in the file).
+    """
+
+    id: Annotated[str, Field(pattern=r"^[\w/.-]+\.py(::\w+)+$")]
+    since: Bound = None
+    until: Bound = None
+    only: tuple[str, ...] = Field(default=(), strict=False)
+    excluded: tuple[str, ...] = Field(default=(), strict=False, alias="except")
+
+    def applies(self, cell: Cell) -> bool:
+        """Whether this cell must run it."""
+        tags = cell.all_tags
+        return (
+            versions.within(cell.megatron_core, self.since, self.until)
+            and (not self.only or bool(tags & set(self.only)))
+            and not tags & set(self.excluded)
+        )
+
+
+class EvidenceRules(DataModel):
+    """The counters that must not be zero at the end of a cell, by lane and mode."""
+
+    cpu: tuple[Counter, ...] = Field(default=(), strict=False)
+    gpu: tuple[Counter, ...] = Field(default=("kernel_launches",), strict=False)
+    hook: tuple[Counter, ...] = Field(default=("hook_calls",), strict=False)
+    legacy: tuple[Counter, ...] = Field(default=("deferred_head_calls",), strict=False)
+
+    def required(self, cell: Cell) -> tuple[Counter, ...]:
+        """What this cell must show."""
+        lane = self.gpu if cell.lane == "gpu" else self.cpu
+        mode = self.hook if cell.expected_mode == "hook" else self.legacy
+        return tuple(dict.fromkeys((*lane, *mode)))
+
+
+class Inventory(DataModel):
+    """``inventory.toml``."""
+
+    schema_version: Literal[1]
+    evidence: EvidenceRules = EvidenceRules()
+    check: tuple[Check, ...] = Field(min_length=1, strict=False)
+
+    @model_validator(mode="after")
+    def _no_duplicates(self) -> Self:
+        seen: set[str] = set()
+        for number, check in enumerate(self.check):
+            if check.id in seen:
+                raise LocatedError(f"check `{check.id}` is declared twice | keep one entry", ("check", number, "id"))
+            seen.add(check.id)
+        return self
+
+    def declared(self, cell: Cell) -> frozenset[str]:
+        """The checks that this cell must run."""
+        return frozenset(check.id for check in self.check if check.applies(cell))
+
+
+def load_inventory(path: Path) -> Inventory:
+    """Read and validate ``inventory.toml``.
+
+    Raises:
+        InventoryError: the file is missing, is not TOML, or is not a valid inventory.
+    """
+    return load_model(path, Inventory, InventoryError)
+
+
+def check_of(node_id: str) -> str:
+    """The check that a pytest node belongs to: its id without the parameters."""
+    file, _, rest = node_id.partition("::")
+    return f"{file}::{rest.split('[', 1)[0]}" if rest else file
+
+
+def derive(executed: Mapping[str, Iterable[str]], cells: Iterable[Cell], old: Inventory | None) -> Inventory:
+    """An inventory that declares exactly what was executed.
+
+    Args:
+        executed: for each cell id that was run, the checks that ran in it.
+        cells: the matrix's cells; those that are not in ``executed`` do not count.
+        old: the inventory so far: where an entry still says what ran, it stays as it is written.
+
+    Returns:
+        For a check that ran everywhere an entry without conditions, otherwise bounds where the cells are those of an
+        interval of releases, and a list of cell ids where they are not.
+    """
+    known = {check.id: check for check in old.check} if old else {}
+    ran = {cell_id: frozenset(checks) for cell_id, checks in executed.items()}
+    seen = [cell for cell in cells if cell.id in ran]
+    checks = []
+    for check_id in sorted(frozenset().union(*ran.values())):
+        where = frozenset(cell.id for cell in seen if check_id in ran[cell.id])
+        kept = known.get(check_id)
+        if kept is not None and _cells(kept, seen) == where:
+            checks.append(kept)
+        else:
+            checks.append(_entry(check_id, where, seen))
+    return Inventory(schema_version=1, evidence=old.evidence if old else EvidenceRules(), check=tuple(checks))
+
+
+def write_text(inventory: Inventory) -> str:
+    """The inventory as the text of ``inventory.toml``."""
+    lines = [
+        "# The checks that every cell must run: what ran and what is declared here must be the same.",
+        "# Written by `mcore-compat inventory --write` from a run; read the difference before you commit it.",
+        "schema_version = 1",
+        "",
+        "[evidence] # counters that must not be zero at the end of a cell",
+        *(f"{name} = {_array(values)}" for name, values in inventory.evidence.model_dump().items()),
+    ]
+    for check in inventory.check:
+        lines += ["", "[[check]]", f'id = "{check.id}"']
+        lines += [f'{name} = "{value}"' for name in ("since", "until") if (value := getattr(check, name))]
+        lines += [f"only = {_array(check.only)}"] if check.only else []
+        lines += [f"except = {_array(check.excluded)}"] if check.excluded else []
+    return "\n".join(lines) + "\n"
+
+
+def _cells(check: Check, cells: Iterable[Cell]) -> frozenset[str]:
+    return frozenset(cell.id for cell in cells if check.applies(cell))
+
+
+_MODES: tuple[dict[str, tuple[str, ...]], ...] = (
+    {},
+    {"only": ("hook",)},
+    {"only": ("legacy",)},
+    {"except": ("backport",)},
+    {"only": ("backport",)},
+    {"only": ("hook", "backport")},
+)
+
+
+def _entry(check_id: str, where: frozenset[str], cells: list[Cell]) -> Check:
+    """The simplest entry that applies exactly to ``where``."""
+    releases = sorted({cell.megatron_core for cell in cells}, key=versions.sort_key)
+    bounds: list[tuple[str | None, str | None]] = [(None, None)]
+    bounds += [(low, None) for low in releases[1:]]
+    bounds += [(None, high) for high in releases[1:]]
+    bounds += [(low, high) for low, high in itertools.combinations(releases[1:], 2)]
+    by_mode = [(mode, _cells(Check.model_validate({"id": check_id, **mode}), cells)) for mode in _MODES]
+    for since, until in bounds:
+        inside = frozenset(cell.id for cell in cells if versions.within(cell.megatron_core, since, until))
+        for mode, chosen in by_mode:
+            if inside & chosen == where:
+                return Check.model_validate({"id": check_id, "since": since, "until": until, **mode})
+    return Check.model_validate({"id": check_id, "only": tuple(sorted(where))})
+
+
+def _array(values: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{value}"' for value in values) + "]"

@@ -1,0 +1,119 @@
+"""Which cells of the matrix a run judges: all, those named, one of each contract class, one shard of many."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mcore_compat import versions
+from mcore_compat.errors import SelectionError
+from mcore_compat.matrix.cells import Cell, Matrix
+
+__all__ = ["Selection", "Shard", "github_matrix", "plan_cells"]
+
+_SHARD = re.compile(r"(\d{1,4})/(\d{1,4})")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``index`` (from 1) of ``count`` equal parts of a plan."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard that ``i/n`` names.
+
+        Raises:
+            SelectionError: it names none.
+        """
+        match = _SHARD.fullmatch(text)
+        shard = cls(int(match.group(1)), int(match.group(2))) if match else None
+        if shard is None or not 1 <= shard.index <= shard.count:
+            raise SelectionError(f"`{text}` is no shard.", "Write it as i/n with 1 <= i <= n, for example 2/4.")
+        return shard
+
+    def of(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        """This shard's cells; neighbours go to different shards, since they take equally long."""
+        return cells[self.index - 1 :: self.count]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the caller asked for.
+
+    Attributes:
+        patterns: shell patterns over cell ids; empty means all.
+        classes: one cell (the newest) of each contract class, and every backport.
+        shard: of what the first two leave.
+    """
+
+    patterns: tuple[str, ...] = ()
+    classes: bool = False
+    shard: Shard | None = None
+
+
+def plan_cells(
+    matrix: Matrix, selection: Selection, class_of: Callable[[Cell], str] = lambda cell: cell.contract_class
+) -> tuple[Cell, ...]:
+    """The selected cells, in the order of the matrix.
+
+    Raises:
+        SelectionError: a pattern matches no cell, or nothing is left.
+    """
+    cells = matrix.cells
+    if selection.patterns:
+        cells = _matching(cells, selection.patterns)
+    if selection.classes:
+        cells = _representatives(cells, class_of)
+    if selection.shard is not None:
+        whole = len(cells)
+        cells = selection.shard.of(cells)
+        if not cells:
+            raise SelectionError(
+                f"Shard {selection.shard.index}/{selection.shard.count} of {whole} cells is empty.",
+                f"Use at most {whole} shards.",
+            )
+    return cells
+
+
+def github_matrix(cells: Iterable[Cell]) -> str:
+    """The ``matrix`` of a GitHub workflow: one job a cell, as JSON on one line."""
+    include = [
+        {"cell": cell.id, "megatron_core": cell.megatron_core, "python": cell.python, "lane": cell.lane}
+        for cell in cells
+    ]
+    return json.dumps({"include": include}, separators=(",", ":"))
+
+
+def _matching(cells: tuple[Cell, ...], patterns: tuple[str, ...]) -> tuple[Cell, ...]:
+    ids = [cell.id for cell in cells]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matched = fnmatch.filter(ids, pattern)
+        if not matched:
+            near = difflib.get_close_matches(pattern, ids, n=3, cutoff=0.4) or ids[-3:]
+            raise SelectionError(
+                f"No cell of the matrix matches `{pattern}`.",
+                f"Near it: {', '.join(near)}; `mcore-compat plan` lists all; see docs/add-a-version.md.",
+            )
+        chosen.update(matched)
+    return tuple(cell for cell in cells if cell.id in chosen)
+
+
+def _representatives(cells: tuple[Cell, ...], class_of: Callable[[Cell], str]) -> tuple[Cell, ...]:
+    newest: dict[str, Cell] = {}
+    for cell in cells:
+        if "backport" in cell.tags:
+            continue
+        name = class_of(cell)
+        rival = newest.get(name)
+        if rival is None or versions.sort_key(cell.megatron_core) > versions.sort_key(rival.megatron_core):
+            newest[name] = cell
+    kept = {cell.id for cell in newest.values()}
+    return tuple(cell for cell in cells if cell.id in kept or "backport" in cell.tags)

@@ -1,0 +1,151 @@
+"""The folder of a run: written piece by piece, each piece whole or not at all, none with an absolute path in it.
+
+``reports/<run-id>/run.json`` is written first, ``cells/<id>/result.json`` as soon as a cell is judged, ``report.json``
+and ``report.md`` last; ``reports/latest`` names the newest run that came to its end.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mcore_compat.errors import ReportError, UsageError
+from mcore_compat.files.atomic import write_atomically
+from mcore_compat.files.scrub import Scrubber
+from mcore_compat.results import CellResult, Report
+
+__all__ = ["RunFolder", "RunPlan", "new_run_id", "newest_unfinished"]
+
+
+class RunPlan(BaseModel):
+    """What a run set out to do; enough to go on with it.
+
+    Attributes:
+        planned: ids of its cells.
+        inputs: digests of everything that a result depends on, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str
+    started: str
+    planned: tuple[str, ...]
+    profile: str
+    inputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder.
+
+    Attributes:
+        path: ``reports/<run-id>``.
+        scrubber: applied to everything written.
+    """
+
+    path: Path
+    scrubber: Scrubber
+
+    @classmethod
+    def create(cls, reports: Path, plan: RunPlan, scrubber: Scrubber) -> RunFolder:
+        """A new run's folder, with its plan in it.
+
+        Raises:
+            ReportError: it cannot be written; better to know it before hours of work than after.
+        """
+        folder = cls(reports / plan.run_id, scrubber)
+        folder._json("run.json", plan.model_dump(mode="json"))
+        return folder
+
+    def cell(self, cell_id: str) -> Path:
+        """Where a cell's results go."""
+        return self.path / "cells" / cell_id
+
+    def save_result(self, result: CellResult) -> CellResult:
+        """Write a cell's result and scrub what its processes left; returns the result as written."""
+        folder = self.cell(result.id)
+        clean = CellResult.model_validate(self.scrubber.data(result.model_dump(mode="json")))
+        try:
+            for name in ("output.log", "reportlog.jsonl"):
+                if (folder / name).is_file():
+                    self.scrubber.file(folder / name)
+            for path in (*folder.glob("facts*.json"), *folder.glob("origins-*.json")):
+                self.scrubber.file(path)
+        except OSError as exc:
+            raise _cannot_write(folder / (exc.filename or ""), exc) from exc
+        self._json(f"cells/{result.id}/result.json", clean.model_dump(mode="json"))
+        return clean
+
+    def result(self, cell_id: str) -> CellResult | None:
+        """The cell's result, or None where it has none that can be read."""
+        try:
+            return CellResult.model_validate_json((self.cell(cell_id) / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            return None
+
+    def save_text(self, name: str, text: str) -> Path:
+        """Write a text artefact, scrubbed."""
+        path = self.path / name
+        _replace(path, self.scrubber.text(text))
+        return path
+
+    def save_report(self, report: Report) -> Path:
+        """Write ``report.json``."""
+        return self._json("report.json", report.model_dump(mode="json"))
+
+    def publish(self) -> None:
+        """Make ``reports/latest`` name this run."""
+        link = self.path.parent / "latest"
+        temporary = self.path.parent / f".latest-{secrets.token_hex(4)}"
+        try:
+            temporary.symlink_to(self.path.name)
+            temporary.replace(link)
+        except OSError as exc:
+            raise _cannot_write(link, exc) from exc
+
+    def _json(self, name: str, data: Any) -> Path:
+        path = self.path / name
+        _replace(path, json.dumps(self.scrubber.data(data), indent=2, ensure_ascii=False) + "\n")
+        return path
+
+
+def new_run_id(now: dt.datetime) -> str:
+    """A name that sorts by time and is not met twice."""
+    return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def newest_unfinished(reports: Path) -> RunPlan:
+    """The plan of the newest run that has no report yet.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in sorted(reports.glob("*/run.json"), reverse=True):
+        if path.parent.is_symlink() or (path.parent / "report.json").exists():
+            continue
+        try:
+            return RunPlan.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValidationError:
+            continue
+    raise UsageError("There is no interrupted run to go on with.", "Start a new one, without --resume.")
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as exc:
+        raise _cannot_write(path, exc) from exc
+
+
+def _cannot_write(path: Path, exc: OSError) -> ReportError:
+    return ReportError(
+        f"{path.parent.name}/{path.name} cannot be written: {exc.strerror}.",
+        "Make room, or name another folder with --report-dir; a run without its report is not green.",
+    )

@@ -1,0 +1,1 @@
+"""Make or find environments, and verify that they are the ones asked for."""

@@ -1,0 +1,1 @@
+"""What people read: every format is drawn from the same results."""

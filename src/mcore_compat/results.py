@@ -1,0 +1,198 @@
+"""The report: what a run knows, as data. Everything people read is rendered from it.
+
+The JSON Schema of :class:`Report` is committed as ``compat_matrix/report.schema.json``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mcore_compat.subjects.selection import DEFAULT_SUBJECT
+from mcore_compat.verdicts import Verdict
+
+__all__ = [
+    "AS_DECLARED",
+    "FAILED_CHECK",
+    "SCHEMA_VERSION",
+    "CellResult",
+    "CheckCounts",
+    "CheckResult",
+    "Evidence",
+    "Finding",
+    "MegatronCore",
+    "Report",
+    "Seconds",
+    "SubjectInfo",
+]
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MegatronCore(_Record):
+    """Which megatron-core was judged: asked for, installed, and said by itself.
+
+    Attributes:
+        origin: of ``megatron.core``, relative to the environment.
+        sha256: over the installed files' own hashes.
+    """
+
+    requested: str
+    distribution: str | None = None
+    attribute: str | None = None
+    origin: str | None = None
+    sha256: str | None = None
+
+
+class CheckCounts(_Record):
+    """Checks of a cell; their cases count together.
+
+    Attributes:
+        planned: declared for this cell, less those that do not apply.
+        not_applicable: declared, but about something that the subject says it has not.
+    """
+
+    planned: int = 0
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    not_applicable: int = 0
+
+
+class Evidence(_Record):
+    """How often the paths under test really ran."""
+
+    hook_calls: int = 0
+    deferred_head_calls: int = 0
+    kernel_launches: int = 0
+    unfused_fallbacks: int = 0
+
+
+class Seconds(_Record):
+    """Where a cell's wall time went."""
+
+    provision: float = 0.0
+    imports: float = 0.0
+    suite: float = 0.0
+
+
+class Finding(_Record):
+    """One thing that somebody has to know or do.
+
+    Attributes:
+        kind: machine-readable class of the finding.
+        message: what was seen; its first line stands alone.
+        check: the check concerned, if any.
+        next_step: what to do.
+        verdict: what it alone would make of the cell; None: it is told, not held against it.
+    """
+
+    kind: str
+    message: str
+    check: str | None = None
+    next_step: str = ""
+    verdict: Verdict | None = None
+    link: str | None = None
+
+
+# The kind of a finding about a check that failed.
+FAILED_CHECK = "failed-check"
+# The kind of a note about a check that goes as its declared exception says.
+AS_DECLARED = "as-declared"
+
+
+class CheckResult(_Record):
+    """One check in one cell."""
+
+    check: str
+    outcome: Literal["passed", "failed", "skipped"]
+    expected: bool = True
+    cases: int = 1
+    seconds: float = 0.0
+    message: str = ""
+
+
+class CellResult(_Record):
+    """One cell, judged.
+
+    Attributes:
+        reused_from: the run that judged it, where that was an earlier one with the same inputs.
+    """
+
+    id: str
+    megatron_core: MegatronCore
+    contract_class: str
+    lane: str
+    python: str | None = None
+    torch: str | None = None
+    triton: str | None = None
+    numpy: str | None = None
+    device: str | None = None
+    mode: str | None = None
+    expected_mode: str
+    verdict: Verdict
+    reason: str = ""
+    reused_from: str | None = None
+    checks: CheckCounts = CheckCounts()
+    evidence: Evidence = Evidence()
+    seconds: Seconds = Seconds()
+    findings: tuple[Finding, ...] = ()
+    results: tuple[CheckResult, ...] = ()
+
+
+class SubjectInfo(_Record):
+    """The implementation under test, and the project that its suite and judge come from.
+
+    Attributes:
+        name: this project's distribution, as installed in every cell.
+        version: of it.
+        sha256: of its wheel.
+        commit: of its checkout.
+        judged: which implementation the suite judged; the distribution's own library unless another was asked for.
+        judged_version: of the published package that it is, if it is one.
+        judged_sha256: of that package's wheel.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    commit: str | None = None
+    judged: str = DEFAULT_SUBJECT
+    judged_version: str | None = None
+    judged_sha256: str | None = None
+
+    @property
+    def title(self) -> str:
+        """In words: what was judged, and from which version."""
+        version = f"{self.name} {self.version}" + (f" at {self.commit}" if self.commit else "")
+        judged = f"{self.judged} {self.judged_version}" if self.judged_version else self.judged
+        return f"{judged}, {'of' if self.judged == DEFAULT_SUBJECT else 'judged by'} {version}"
+
+
+class Report(_Record):
+    """One run.
+
+    Attributes:
+        run_id: also the name of its folder below ``reports/``.
+        started: ISO 8601, UTC.
+        seconds: wall time of the whole run.
+        planned: ids of the cells that the run was to judge; each of them is in ``cells``.
+        findings: those that belong to no cell.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    started: str
+    seconds: float
+    verdict: Verdict
+    subject: SubjectInfo
+    suite_sha256: str
+    profile: str
+    planned: tuple[str, ...]
+    cells: tuple[CellResult, ...]
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,1 @@
+"""Run a suite in one cell and collect what it leaves."""

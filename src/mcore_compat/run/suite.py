@@ -1,0 +1,167 @@
+"""Runs the property suite inside one cell, in its own processes, and gathers what it left. No verdict is made here."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.provision.child_env import cell_environment
+from mcore_compat.provision.uv_environment import Environment
+from mcore_compat.run.process import Finished, run_logged
+from mcore_compat.run.report_log import SuiteLog, parse
+from mcore_compat.run.suite_facts import Origins, SuiteFacts, read_facts, read_origins
+from mcore_compat.subjects.selection import OURS, ChosenSubject
+
+__all__ = ["SuiteOptions", "SuiteRun", "run_suite"]
+
+_TEST_LIMIT_S = 300
+_CALL = b'"when": "call"'
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """How the suite is run.
+
+    Attributes:
+        suite: its folder.
+        profile: the Hypothesis profile.
+        workers: pytest-xdist workers inside a cell; 0: none.
+        collect_only: say what would run, and run nothing.
+        only: run this check alone (``file.py::test``); the judge then finds the others missing.
+        subject: what the suite judges.
+    """
+
+    suite: Path
+    profile: str
+    workers: int = 0
+    collect_only: bool = False
+    only: str | None = None
+    subject: ChosenSubject = OURS
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """What a run of the suite left behind.
+
+    Attributes:
+        finished: how its process ended.
+        log: the report log.
+        facts: what the suite said of itself, or None.
+        facts_problem: why there are none.
+        origins: what the harness's plugin saw, one entry a process.
+    """
+
+    finished: Finished
+    log: SuiteLog
+    facts: SuiteFacts | None
+    facts_problem: str
+    origins: tuple[Origins, ...]
+
+
+def run_suite(
+    cell: Cell,
+    environment: Environment,
+    options: SuiteOptions,
+    out: Path,
+    host: Mapping[str, str],
+    cancel: threading.Event,
+    on_progress: Callable[[int], None] | None = None,
+) -> SuiteRun:
+    """Run the suite in ``cell`` with its results in ``out``.
+
+    Args:
+        cell: the cell.
+        environment: its proved environment.
+        options: which suite, and how.
+        out: the folder for the results; whatever an earlier run left there is removed.
+        host: the caller's environment; only an allow-list of it is passed on.
+        cancel: set to kill the suite.
+        on_progress: called with the number of cases that have run so far.
+    """
+    if out.exists():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    log = out / "reportlog.jsonl"
+    counter = _Counter(log, on_progress)
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-cell-") as scratch:
+        # Started in an empty folder: inside a checkout of Megatron Python would import the checkout.
+        work, temporary = Path(scratch, "work"), Path(scratch, "tmp")
+        work.mkdir()
+        temporary.mkdir()
+        settings = options.suite.resolve() / "pytest.ini"
+        if not settings.is_file():
+            # Without settings of its own a suite gets none: those of a folder above are not meant for it.
+            settings = Path(scratch, "pytest.ini")
+            settings.write_text("[pytest]\n", encoding="utf-8")
+        extra = {
+            "MCORE_COMPAT_CELL_OUT": str(out),
+            "MCORE_COMPAT_CELL_ID": cell.id,
+            "MCORE_COMPAT_SUBJECT": options.subject.variable,
+            "HYPOTHESIS_PROFILE": options.profile,
+            # Examples that failed once are kept with the cell and tried first by profiles that use a database.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(environment.home / "hypothesis"),
+        }
+        env = cell_environment(host, cell, home=environment.home, temporary=temporary, extra=extra)
+        finished = run_logged(
+            _command(environment.python, options, settings, log),
+            cwd=work,
+            env=env,
+            log=out / "output.log",
+            limit_s=cell.time_limit_s,
+            cancel=cancel,
+            on_tick=counter.update,
+        )
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    facts, problem = read_facts(out)
+    return SuiteRun(finished, parse(lines), facts, problem, read_origins(out.glob("origins-*.json")))
+
+
+def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> list[str | Path]:
+    suite = options.suite.resolve()
+    return [
+        python,
+        "-m",
+        "pytest",
+        f"{suite}/{options.only}" if options.only else suite,
+        f"--rootdir={suite}",
+        "-c",
+        settings,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "mcore_compat.run.pytest_plugin",
+        "-q",
+        # One file that cannot be imported must not hide what the others say.
+        "--continue-on-collection-errors",
+        f"--report-log={log}",
+        f"--timeout={_TEST_LIMIT_S}",
+        *(["-n", str(options.workers)] if options.workers else []),
+        *(["--collect-only"] if options.collect_only else []),
+    ]
+
+
+class _Counter:
+    """Counts the cases in a growing report log, reading only what is new."""
+
+    def __init__(self, log: Path, on_progress: Callable[[int], None] | None) -> None:
+        self._log = log
+        self._on_progress = on_progress
+        self._offset = 0
+        self._count = 0
+
+    def update(self) -> None:
+        if self._on_progress is None or not self._log.is_file():
+            return
+        with self._log.open("rb") as source:
+            source.seek(self._offset)
+            new = source.read()
+        end = new.rfind(b"\n") + 1
+        if end:
+            self._offset += end
+            self._count += new[:end].count(_CALL)
+            self._on_progress(self._count)

@@ -1,0 +1,1 @@
+"""Implementations that a suite can judge."""

@@ -1,0 +1,74 @@
+"""Other projects' packages that are judged as they are published: which one, and how it gets into a cell.
+
+A peer is pinned by version and hash, and comes without its dependencies: what its adapter needs of it stands by itself,
+and what it would bring along (Ray, trainers, another torch) must not be in a judged environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from mcore_compat.provision.wheelhouse import WheelhouseError
+
+__all__ = ["PEERS", "PEERS_FOLDER", "Peer", "peer_wheel"]
+
+PEERS_FOLDER = "peers"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One published package as a subject.
+
+    Attributes:
+        distribution: its name on the index, and that of the module which the suite must be seen to import.
+        version: the one judged.
+        filename: of its wheel.
+        sha256: of its wheel.
+        lanes: where it can run.
+        elsewhere: why it cannot run in the other lanes; one sentence.
+    """
+
+    distribution: str
+    version: str
+    filename: str
+    sha256: str
+    lanes: frozenset[str]
+    elsewhere: str
+
+    @property
+    def requirement(self) -> str:
+        """What an installer is asked for, hash included."""
+        return f"{self.distribution}=={self.version} --hash=sha256:{self.sha256}"
+
+
+PEERS: Mapping[str, Peer] = MappingProxyType(
+    {
+        "verl": Peer(
+            distribution="verl",
+            version="0.9.1",
+            filename="verl-0.9.1-py3-none-any.whl",
+            sha256="db6e6f2a8d9d5808d9ec32d357a42319fdc6967df688ff9d9810050f49bfdd14",
+            lanes=frozenset({"gpu"}),
+            elsewhere="verl's fused forward is a Triton kernel that needs a GPU: a CPU cell can judge nothing of it.",
+        )
+    }
+)
+
+
+def peer_wheel(bundle: Path, peer: Peer) -> Path:
+    """The peer's wheel in a bundle, its hash checked.
+
+    Raises:
+        WheelhouseError: it is not there, or another file lies in its place.
+    """
+    path = bundle / PEERS_FOLDER / peer.filename
+    again = f"Make it again with `ci/bundle --subject {peer.distribution}`."
+    if not path.is_file():
+        raise WheelhouseError(f"The bundle has no {PEERS_FOLDER}/{peer.filename}.", again)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != peer.sha256:
+        raise WheelhouseError(f"{PEERS_FOLDER}/{peer.filename} is not the {peer.distribution} that is judged.", again)
+    return path

@@ -1,0 +1,99 @@
+"""Which implementation the suite is to judge: chosen on the command line, checked before any environment is made.
+
+The suite itself loads it (``tests/compat/support/subject.py``); here it is only found and named.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcore_compat.errors import UsageError
+from mcore_compat.subjects.published import PEERS, Peer
+
+__all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject"]
+
+DEFAULT_SUBJECT = "mcore_fused"
+BUILT_IN = (DEFAULT_SUBJECT, "stock", *PEERS)
+_IN_A_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FORMS = f"{', '.join(BUILT_IN)}, path/to/file.py:Class, package.module:Class"
+
+
+@dataclass(frozen=True)
+class ChosenSubject:
+    """The implementation under test.
+
+    Attributes:
+        name: as reports name it; never an absolute path.
+        variable: what the suite is told in ``MCORE_COMPAT_SUBJECT``.
+        digest: of what decides its behaviour as far as it is known here: the name, the file's content, or the package.
+        peer: the published package that it is, if it is one.
+    """
+
+    name: str = DEFAULT_SUBJECT
+    variable: str = DEFAULT_SUBJECT
+    digest: str = DEFAULT_SUBJECT
+    peer: Peer | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this project's own library, of which every declared check is asked."""
+        return self.variable == DEFAULT_SUBJECT
+
+
+OURS = ChosenSubject()
+
+
+def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
+    """Understand what was typed.
+
+    Args:
+        text: a built-in name, ``path/to/file.py:Class``, or ``package.module:Class`` of a package that the cells'
+            requirements in ``matrix.toml`` bring in.
+        lane: of the cells that are to judge it.
+
+    Raises:
+        UsageError: there is no such name, file or class, or it cannot run in this lane.
+    """
+    if text in PEERS:
+        return _of_peer(text, PEERS[text], lane)
+    if text in BUILT_IN:
+        return ChosenSubject(text, text, text)
+    path, separator, attribute = text.rpartition(":")
+    if separator and path.endswith(".py"):
+        return _of_file(Path(path), attribute)
+    if _IN_A_MODULE.fullmatch(text):
+        return ChosenSubject(text, text, text)
+    near = difflib.get_close_matches(text, BUILT_IN, n=1)
+    hint = f"Did you mean `{near[0]}`? " if near else ""
+    raise UsageError(f"There is no subject `{text}`.", f"{hint}Allowed: {_FORMS}.")
+
+
+def _of_peer(name: str, peer: Peer, lane: str) -> ChosenSubject:
+    if lane not in peer.lanes:
+        raise UsageError(peer.elsewhere, f"Run `ci/gpu --subject {name}` on a host with one.")
+    return ChosenSubject(name, name, f"{peer.distribution}=={peer.version}:{peer.sha256}", peer)
+
+
+def _of_file(path: Path, attribute: str) -> ChosenSubject:
+    try:
+        content = path.read_bytes()
+        tree = ast.parse(content, filename=path.name)
+    except OSError as exc:
+        raise UsageError(
+            f"The subject's file {path.name} cannot be read: {exc.strerror}.", "Name a file that is there."
+        ) from exc
+    except (SyntaxError, ValueError) as exc:
+        raise UsageError(f"The subject's file {path.name} is no Python: {exc}.", "Correct the file.") from exc
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    if attribute not in classes:
+        known = f"it has {', '.join(classes)}" if classes else "it has none"
+        raise UsageError(
+            f"{path.name} has no class `{attribute}` at its top level; {known}.", "Name one as path/to/file.py:Class."
+        )
+    digest = hashlib.sha256(content).hexdigest()
+    return ChosenSubject(f"{path.name}:{attribute}", f"{path.resolve()}:{attribute}", f"{digest}:{attribute}")

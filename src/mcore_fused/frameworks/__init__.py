@@ -1,0 +1,1 @@
+"""Forward functions with the signatures that RL frameworks call."""

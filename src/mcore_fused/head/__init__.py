@@ -1,0 +1,1 @@
+"""The fused head: hidden states, weight and labels in, log-probs and entropy out."""

@@ -1,0 +1,1 @@
+"""Find the model below its wrappers, and change one instance only."""

@@ -1,0 +1,1 @@
+"""Which of the two modes a model gets, and both modes."""
