@@ -14,7 +14,7 @@ from mcore_compat.judge.criteria import excused, found, fulfils
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectation, Expectations
 from mcore_compat.matrix.inventory import Inventory
-from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.records import CheckOutcome, Provisioned, SuiteRun
 from mcore_compat.results import (
     FAILED_CHECK,
     CellResult,
@@ -25,8 +25,6 @@ from mcore_compat.results import (
     MegatronCore,
     Seconds,
 )
-from mcore_compat.run.report_log import CheckOutcome
-from mcore_compat.run.suite import SuiteRun
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 from mcore_compat.verdicts import Verdict
 

@@ -13,10 +13,8 @@ from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectation
 from mcore_compat.matrix.inventory import Inventory, check_of
-from mcore_compat.provision.verify import Facts
+from mcore_compat.records import CheckOutcome, EnvironmentFacts, SuiteRun
 from mcore_compat.results import AS_DECLARED, FAILED_CHECK, Finding
-from mcore_compat.run.report_log import CheckOutcome
-from mcore_compat.run.suite import SuiteRun
 from mcore_compat.subjects.selection import BUILT_IN, ChosenSubject
 from mcore_compat.verdicts import Verdict
 
@@ -39,7 +37,7 @@ _SHOWN = 4
 _TAIL_LINES = 6
 
 
-def of_environment(cell: Cell, proved: Facts, run: SuiteRun) -> Iterable[Finding]:
+def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun) -> Iterable[Finding]:
     """The process that ran the checks must have used the environment that was proved."""
     remedy = "Remove the cell's folder below the cells directory and run again."
 

@@ -29,8 +29,8 @@ from mcore_compat.matrix.inventory import Inventory, check_of, load_inventory
 from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.run_folder import RunFolder, RunPlan, new_run_id
 from mcore_compat.provision.host_image import Image, image_cell, link_farm, provision_in_image, read_image
-from mcore_compat.provision.project_wheel import Subject
 from mcore_compat.provision.wheelhouse import Wheelhouse
+from mcore_compat.records import ProjectWheel
 from mcore_compat.results import CellResult, Finding, Report, SubjectInfo
 from mcore_compat.run.suite import SuiteOptions, run_suite
 from mcore_compat.subjects.published import peer_wheel
@@ -78,7 +78,7 @@ class _Lane:
     config: LaneConfig
     house: Wheelhouse
     farm: Path
-    subject: Subject
+    subject: ProjectWheel
     inventory: Inventory
     expectations: Expectations
     folder: RunFolder
@@ -230,7 +230,7 @@ def _measured(log: Path) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def build_subject_offline(root: Path, store: Path, commit: str | None) -> Subject:
+def build_subject_offline(root: Path, store: Path, commit: str | None) -> ProjectWheel:
     """Build this project's wheel with the bundle's hatchling, in a process that only sees the harness's own path.
 
     Raises:
@@ -254,7 +254,7 @@ def build_subject_offline(root: Path, store: Path, commit: str | None) -> Subjec
         raise InfrastructureError(f"This project's own wheel does not build: {last}.", "Correct pyproject.toml.")
     name, version = built[0].name.split("-")[:2]
     digest = hashlib.sha256(built[0].read_bytes()).hexdigest()
-    return Subject(name=name.replace("_", "-"), version=version, sha256=digest, commit=commit, wheel=built[0])
+    return ProjectWheel(name=name.replace("_", "-"), version=version, sha256=digest, commit=commit, wheel=built[0])
 
 
 def _seen(image: Image) -> Finding:

@@ -24,7 +24,7 @@ from mcore_compat.judge.criteria import found
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectations
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.provision.uv_environment import Environment
+from mcore_compat.records import Environment
 from mcore_compat.results import CellResult, Finding
 from mcore_compat.verdicts import Verdict
 

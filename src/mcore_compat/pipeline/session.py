@@ -27,9 +27,10 @@ from mcore_compat.matrix.selection import Selection, plan_cells
 from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.reuse import Earlier, Kept, refuted, reused, sample, what_decides
 from mcore_compat.pipeline.run_folder import RunFolder, RunPlan, new_run_id, newest_unfinished
-from mcore_compat.provision.project_wheel import Subject, build_subject
+from mcore_compat.provision.project_wheel import build_subject
 from mcore_compat.provision.uv import Uv
-from mcore_compat.provision.uv_environment import Environment, Provisioned, provision
+from mcore_compat.provision.uv_environment import provision
+from mcore_compat.records import Environment, ProjectWheel, Provisioned
 from mcore_compat.results import CellResult, Report, SubjectInfo
 from mcore_compat.run.suite import SuiteOptions, run_suite
 from mcore_compat.subjects.selection import OURS, ChosenSubject
@@ -88,7 +89,7 @@ class Prepared:
     inventory: Inventory
     expectations: Expectations
     cells: tuple[Cell, ...]
-    subject: Subject
+    subject: ProjectWheel
     uv: Uv
     interpreters: Mapping[str, Path]
     folder: RunFolder

@@ -11,7 +11,8 @@ from mcore_compat.errors import InfrastructureError
 from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.provision.project_wheel import build_subject
 from mcore_compat.provision.uv import Uv
-from mcore_compat.provision.uv_environment import Environment, provision
+from mcore_compat.provision.uv_environment import provision
+from mcore_compat.records import Environment
 
 __all__ = ["provided"]
 

@@ -30,10 +30,9 @@ from mcore_compat.matrix.cells import Cell, ReasonedVariable
 from mcore_compat.provision import probe
 from mcore_compat.provision.bundle import IMAGE_PACKAGES
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.provision.project_wheel import Subject
-from mcore_compat.provision.uv_environment import Environment, Provisioned
-from mcore_compat.provision.verify import Facts, problems
+from mcore_compat.provision.verify import problems
 from mcore_compat.provision.wheelhouse import Wheelhouse, WheelhouseError, distribution_name, unpack
+from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.subjects.published import Peer, peer_wheel
 from mcore_compat.verdicts import Verdict
 
@@ -157,7 +156,7 @@ def provision_in_image(
     cell: Cell,
     house: Wheelhouse,
     farm: Path,
-    subject: Subject,
+    subject: ProjectWheel,
     cells: Path,
     host: Mapping[str, str],
     peer: Peer | None = None,
@@ -217,7 +216,7 @@ def _bare_environment(folder: Path) -> Path:
     return site
 
 
-def _probed(cell: Cell, folder: Path, host: Mapping[str, str]) -> Facts | str:
+def _probed(cell: Cell, folder: Path, host: Mapping[str, str]) -> EnvironmentFacts | str:
     """The probe's facts, or why there are none."""
     with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as empty:
         try:
@@ -237,7 +236,7 @@ def _probed(cell: Cell, folder: Path, host: Mapping[str, str]) -> Facts | str:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return f"`import {probe.DEEP_MODULE}` fails in the new environment: {lines[-1] if lines else 'no output'}"
     try:
-        return Facts.model_validate_json(done.stdout.strip().splitlines()[-1])
+        return EnvironmentFacts.model_validate_json(done.stdout.strip().splitlines()[-1])
     except (ValidationError, IndexError):
         return "the proof's output cannot be read"
 

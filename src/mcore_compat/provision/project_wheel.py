@@ -6,35 +6,16 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.provision.uv import Uv, UvFailure
+from mcore_compat.records import ProjectWheel
 
-__all__ = ["Subject", "build_subject"]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A built subject.
-
-    Attributes:
-        name: distribution name.
-        version: distribution version.
-        sha256: of the wheel; equal sources give an equal wheel.
-        commit: of the checkout it was built from, with ``+dirty`` where files differ; None outside of git.
-        wheel: where it lies.
-    """
-
-    name: str
-    version: str
-    sha256: str
-    commit: str | None
-    wheel: Path
+__all__ = ["ProjectWheel", "build_subject"]
 
 
-def build_subject(root: Path, store: Path, uv: Uv) -> Subject:
+def build_subject(root: Path, store: Path, uv: Uv) -> ProjectWheel:
     """Build the wheel of the project at ``root`` into ``store``, under its own hash.
 
     Raises:
@@ -55,7 +36,7 @@ def build_subject(root: Path, store: Path, uv: Uv) -> Subject:
         if not wheel.is_file():
             shutil.move(built, wheel)
     name, version = wheel.name.split("-")[:2]
-    return Subject(name=name.replace("_", "-"), version=version, sha256=digest, commit=_commit(root), wheel=wheel)
+    return ProjectWheel(name=name.replace("_", "-"), version=version, sha256=digest, commit=_commit(root), wheel=wheel)
 
 
 def _commit(root: Path) -> str | None:

@@ -25,55 +25,17 @@ from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.source import local_path
 from mcore_compat.provision import probe
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.provision.project_wheel import Subject
 from mcore_compat.provision.recipe import Recipe, recipe_of
 from mcore_compat.provision.uv import Uv, UvFailure
-from mcore_compat.provision.verify import Facts, problems
+from mcore_compat.provision.verify import problems
+from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["Environment", "Provisioned", "provision"]
+__all__ = ["provision"]
 
 # Generous: on a host that is busy with other work an import of torch and megatron has taken five minutes.
 _PROBE_LIMIT_S = 900
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A proved environment.
-
-    Attributes:
-        folder: the cell's folder.
-        facts: what the probe found.
-        lock: the resolved requirements with the index's hashes.
-        reused: it was there already.
-    """
-
-    folder: Path
-    facts: Facts
-    lock: str
-    reused: bool
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.folder / "venv" / "bin" / "python"
-
-    @property
-    def home(self) -> Path:
-        """The home folder that its processes get."""
-        return self.folder / "home"
-
-
-@dataclass(frozen=True)
-class Provisioned:
-    """An environment, or the verdict that stands in its place."""
-
-    seconds: float
-    environment: Environment | None = None
-    verdict: Verdict | None = None
-    reason: str = ""
-    next_step: str = ""
 
 
 class _State(BaseModel):
@@ -83,7 +45,7 @@ class _State(BaseModel):
 
     identity: str
     subject_sha256: str
-    facts: Facts
+    facts: EnvironmentFacts
 
 
 @dataclass
@@ -97,7 +59,7 @@ class _Refused(Exception):  # noqa: N818  carries a verdict to this module's one
 def provision(
     cell: Cell,
     common: tuple[str, ...],
-    subject: Subject,
+    subject: ProjectWheel,
     cells: Path,
     uv: Uv,
     interpreter: Path,
@@ -128,7 +90,7 @@ def provision(
 def _made(
     cell: Cell,
     common: tuple[str, ...],
-    subject: Subject,
+    subject: ProjectWheel,
     folder: Path,
     uv: Uv,
     interpreter: Path,
@@ -220,7 +182,7 @@ def _refusal(exc: UvFailure) -> _Refused:
     return _Refused(Verdict.UNRESOLVABLE, exc.reason, step)
 
 
-def _install_subject(folder: Path, subject: Subject, uv: Uv) -> None:
+def _install_subject(folder: Path, subject: ProjectWheel, uv: Uv) -> None:
     try:
         uv.call(
             [
@@ -235,7 +197,7 @@ def _install_subject(folder: Path, subject: Subject, uv: Uv) -> None:
         ) from exc
 
 
-def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) -> Facts:
+def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) -> EnvironmentFacts:
     """The probe's facts, from a process with a clean environment in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as empty:
         env = cell_environment(host, cell, home=folder / "home", temporary=Path(empty))
@@ -263,7 +225,7 @@ def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) ->
             "Give the cell the requirement or the variable that this release needs.",
         )
     try:
-        return Facts.model_validate_json(done.stdout.strip().splitlines()[-1])
+        return EnvironmentFacts.model_validate_json(done.stdout.strip().splitlines()[-1])
     except (ValidationError, IndexError) as exc:
         raise _Refused(
             Verdict.INFRA, "the proof's output cannot be read", "Run the cell again; see its output.log."

@@ -5,57 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from packaging.requirements import Requirement
-from pydantic import BaseModel, ConfigDict
 
 from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
+from mcore_compat.records import EnvironmentFacts
 
-__all__ = ["Facts", "Files", "Imported", "problems"]
-
-
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+__all__ = ["problems"]
 
 
-class Files(_Fact):
-    """A distribution's files against its RECORD."""
-
-    count: int
-    changed: tuple[str, ...] = ()
-    changed_count: int = 0
-    sha256: str
-
-
-class Imported(_Fact):
-    """What the import of the model's module showed."""
-
-    modules: int
-    foreign: dict[str, str]
-    attribute: str | None
-    origin: str
-    versions: dict[str, str]
-    seconds: float
-
-
-class Facts(_Fact):
-    """The probe's output."""
-
-    python: str
-    user_site: bool
-    distributions: dict[str, tuple[str, ...]]
-    megatron_roots: tuple[str, ...]
-    megatron_files: Files | None
-    subject_files: Files | None
-    imported: Imported | None = None
-    seconds: float = 0.0
-
-    def version(self, distribution: str) -> str | None:
-        """The installed version, or None."""
-        found = self.distributions.get(distribution, ())
-        return found[0] if found else None
-
-
-def problems(cell: Cell, facts: Facts, locked: dict[str, str], subject_version: str) -> tuple[str, ...]:
+def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subject_version: str) -> tuple[str, ...]:
     """Every way in which the environment is not the one asked for; empty: it is proved.
 
     Args:
@@ -83,7 +41,7 @@ def problems(cell: Cell, facts: Facts, locked: dict[str, str], subject_version: 
     return tuple(found)
 
 
-def _megatron(cell: Cell, facts: Facts) -> list[str]:
+def _megatron(cell: Cell, facts: EnvironmentFacts) -> list[str]:
     found: list[str] = []
     distribution = facts.version("megatron-core")
     if distribution is None or facts.megatron_files is None:
@@ -109,7 +67,7 @@ def _megatron(cell: Cell, facts: Facts) -> list[str]:
     return found
 
 
-def _pinned(cell: Cell, facts: Facts, locked: dict[str, str]) -> list[str]:
+def _pinned(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str]) -> list[str]:
     found = []
     torch = facts.version("torch")
     if torch is None or not versions.agree(cell.torch, torch):

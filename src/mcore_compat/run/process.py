@@ -9,32 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Finished", "run_logged"]
+from mcore_compat.records import Finished
+
+__all__ = ["run_logged"]
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Finished:
-    """How a child ended.
-
-    Attributes:
-        returncode: the exit status; negative: the signal that ended it.
-        timed_out: it ran past its limit and was killed.
-        cancelled: the run was interrupted and it was killed.
-        seconds: wall time.
-        output: its standard output and error together.
-    """
-
-    returncode: int
-    timed_out: bool
-    cancelled: bool
-    seconds: float
-    output: str
 
 
 def run_logged(

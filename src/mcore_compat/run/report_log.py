@@ -8,66 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mcore_compat.matrix.inventory import check_of
+from mcore_compat.records import CheckOutcome, SuiteLog
 
-__all__ = ["CheckOutcome", "SuiteLog", "parse"]
+__all__ = ["parse"]
 
 _MESSAGE_LINES = 24
-
-
-@dataclass(frozen=True)
-class CheckOutcome:
-    """All cases of one check together.
-
-    Attributes:
-        passed: cases whose call passed and whose setup and teardown did not fail.
-        failed: cases with a failing phase.
-        skipped: cases that were skipped or failed as marked inside the suite.
-        message: of the first failing case, else of the first skipped one.
-    """
-
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    message: str = ""
-
-    @property
-    def outcome(self) -> Literal["passed", "failed", "skipped"]:
-        """The check's own outcome: one failing case fails it, one passing case runs it."""
-        if self.failed:
-            return "failed"
-        return "passed" if self.passed else "skipped"
-
-    @property
-    def cases(self) -> int:
-        """How many cases there were."""
-        return self.passed + self.failed + self.skipped
-
-
-@dataclass(frozen=True)
-class SuiteLog:
-    """The whole log.
-
-    Attributes:
-        checks: outcome by check id.
-        collection_errors: message by file that could not be collected.
-        exit_status: what pytest said at its end, or None: the log is incomplete.
-        broken_line: 1-based number of the first line that is no JSON object, or None.
-    """
-
-    checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
-    collection_errors: Mapping[str, str] = field(default_factory=dict)
-    exit_status: int | None = None
-    broken_line: int | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether the suite said that it had ended, and every line can be read."""
-        return self.exit_status is not None and self.broken_line is None
 
 
 @dataclass

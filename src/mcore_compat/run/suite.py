@@ -11,13 +11,13 @@ from pathlib import Path
 
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.provision.uv_environment import Environment
-from mcore_compat.run.process import Finished, run_logged
-from mcore_compat.run.report_log import SuiteLog, parse
-from mcore_compat.run.suite_facts import Origins, SuiteFacts, read_facts, read_origins
+from mcore_compat.records import Environment, SuiteRun
+from mcore_compat.run.process import run_logged
+from mcore_compat.run.report_log import parse
+from mcore_compat.run.suite_facts import read_facts, read_origins
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
-__all__ = ["SuiteOptions", "SuiteRun", "run_suite"]
+__all__ = ["SuiteOptions", "run_suite"]
 
 _TEST_LIMIT_S = 300
 _CALL = b'"when": "call"'
@@ -42,25 +42,6 @@ class SuiteOptions:
     collect_only: bool = False
     only: str | None = None
     subject: ChosenSubject = OURS
-
-
-@dataclass(frozen=True)
-class SuiteRun:
-    """What a run of the suite left behind.
-
-    Attributes:
-        finished: how its process ended.
-        log: the report log.
-        facts: what the suite said of itself, or None.
-        facts_problem: why there are none.
-        origins: what the harness's plugin saw, one entry a process.
-    """
-
-    finished: Finished
-    log: SuiteLog
-    facts: SuiteFacts | None
-    facts_problem: str
-    origins: tuple[Origins, ...]
 
 
 def run_suite(

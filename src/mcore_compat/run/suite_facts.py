@@ -4,68 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from mcore_compat.records import Origins, SuiteFacts, SuiteSeconds
 from mcore_compat.results import Evidence
 
-__all__ = ["Origins", "SuiteFacts", "read_facts", "read_origins"]
-
-
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class SuiteMegatron(_Fact):
-    """The megatron-core that the suite imported."""
-
-    distribution: str | None = None
-    attribute: str | None = None
-    origin: str | None = None
-
-
-class SuiteSeconds(_Fact):
-    """The suite's own clock."""
-
-    imports: float = 0.0
-    suite: float = 0.0
-
-
-class SuiteFacts(_Fact):
-    """``facts.json``: written by the suite at the start and at the end of its session.
-
-    Attributes:
-        collected: node ids; at the start already.
-        complete: the session came to its end.
-        capabilities: what the subject says it has; None where the suite does not say.
-        lacks: what it has not, each with the consequence in words.
-        not_applicable: checks that were left out for it, each with the capabilities that they are about.
-    """
-
-    megatron_core: SuiteMegatron
-    subject: str = "mcore_fused"
-    python: str
-    torch: str
-    triton: str | None = None
-    numpy: str | None = None
-    device: str
-    mode: Literal["hook", "legacy"] | None = None
-    evidence: Evidence = Evidence()
-    collected: tuple[str, ...] = ()
-    seconds: SuiteSeconds = SuiteSeconds()
-    complete: bool = False
-    capabilities: frozenset[str] | None = None
-    lacks: dict[str, str] = {}
-    not_applicable: dict[str, tuple[str, ...]] = {}
-
-
-class Origins(_Fact):
-    """One pytest process, as the plugin saw it at its end."""
-
-    modules: dict[str, int]
-    foreign: dict[str, str]
-    versions: dict[str, str]
+__all__ = ["read_facts", "read_origins"]
 
 
 def read_facts(folder: Path) -> tuple[SuiteFacts | None, str]:

@@ -7,7 +7,7 @@ import pytest
 from harness_project import REAL, FakeUv, passing_suite
 
 from mcore_compat.pipeline import session
-from mcore_compat.provision.project_wheel import Subject
+from mcore_compat.records import ProjectWheel
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def project(tmp_path, monkeypatch):
     (root / "suite" / "test_a.py").write_text("", encoding="utf-8")
     monkeypatch.setattr(session, "Uv", FakeUv)
     monkeypatch.setattr(
-        session, "build_subject", lambda *_: Subject("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
+        session, "build_subject", lambda *_: ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
     )
     monkeypatch.setattr(
         session, "provision", lambda cell, *_: build.provisioned(folder=root / cell.id, version=cell.megatron_core)

@@ -6,13 +6,19 @@ import json
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectation, Expectations
 from mcore_compat.matrix.inventory import Inventory
-from mcore_compat.provision.uv_environment import Environment, Provisioned
-from mcore_compat.provision.verify import Facts, Files, Imported
+from mcore_compat.records import (
+    Environment,
+    EnvironmentFacts,
+    Files,
+    Finished,
+    Imported,
+    Origins,
+    Provisioned,
+    SuiteFacts,
+    SuiteRun,
+)
 from mcore_compat.results import CellResult, Evidence, Finding, MegatronCore, Report, SubjectInfo
-from mcore_compat.run.process import Finished
 from mcore_compat.run.report_log import parse
-from mcore_compat.run.suite import SuiteRun
-from mcore_compat.run.suite_facts import Origins, SuiteFacts
 from mcore_compat.verdicts import Verdict, worst
 
 TODAY = dt.date(2026, 11, 30)
@@ -68,7 +74,7 @@ def facts(version="0.18.2", distributions=None, **changes):
         "subject_files": files(),
         "imported": imported(version),
     }
-    return Facts(**(fields | changes))
+    return EnvironmentFacts(**(fields | changes))
 
 
 LOCKED = {"torch": "2.11.0", "triton": "3.6.0", "numpy": "2.4.6", "megatron-core": "0.18.2"}

@@ -6,7 +6,7 @@ import harness_builders as build
 import pytest
 
 from mcore_compat.judge.cell import judge_cell, judge_expectations
-from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.records import Provisioned
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code
 
 ONE, TWO, THREE = build.CHECKS

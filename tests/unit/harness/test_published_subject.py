@@ -19,8 +19,8 @@ from mcore_compat.pipeline import host_lane as image_run
 from mcore_compat.provision import bundle
 from mcore_compat.provision import host_image as image
 from mcore_compat.provision.host_image import Image, link_farm, provision_in_image
-from mcore_compat.provision.project_wheel import Subject
 from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+from mcore_compat.records import ProjectWheel
 from mcore_compat.report import markdown
 from mcore_compat.subjects import selection as chosen_subject
 from mcore_compat.subjects.published import PEERS, PEERS_FOLDER, peer_wheel
@@ -149,7 +149,7 @@ def _provisioned(tmp_path, monkeypatch, peer, installed):
         tmp_path / "bundle", "3.12", "x86_64", (), (), {"megatron-core==0.18.2": (Wheel.of(megatron, ""),)}
     )
     own = _wheel(tmp_path / "own", "mcore_compat", "0.1.0")
-    subject = Subject(name="mcore-compat", version="0.1.0", sha256="", commit=None, wheel=own)
+    subject = ProjectWheel(name="mcore-compat", version="0.1.0", sha256="", commit=None, wheel=own)
     facts = build.facts()
     facts = facts.model_copy(update={"distributions": {**facts.distributions, "verl": installed}})
     monkeypatch.setattr(image, "_probed", lambda *_: facts)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcore_compat.judge.cell import judge_cell, judge_expectations
-from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.records import Provisioned
 from mcore_compat.results import Evidence
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code, worst
 

@@ -13,7 +13,7 @@ from mcore_compat.matrix.selection import Selection
 from mcore_compat.pipeline import session
 from mcore_compat.pipeline.run_folder import RunFolder
 from mcore_compat.pipeline.session import InterruptedRunError, execute, prepare
-from mcore_compat.provision.uv_environment import Provisioned
+from mcore_compat.records import Provisioned
 from mcore_compat.verdicts import Verdict
 
 

@@ -1,0 +1,270 @@
+"""What the steps of the pipeline hand to each other, as frozen records. No step's code is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mcore_compat.results import Evidence
+from mcore_compat.verdicts import Verdict
+
+__all__ = [
+    "CheckOutcome",
+    "Environment",
+    "EnvironmentFacts",
+    "Files",
+    "Finished",
+    "Imported",
+    "Origins",
+    "ProjectWheel",
+    "Provisioned",
+    "SuiteFacts",
+    "SuiteLog",
+    "SuiteMegatron",
+    "SuiteRun",
+    "SuiteSeconds",
+]
+
+
+class _Fact(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+@dataclass(frozen=True)
+class ProjectWheel:
+    """The wheel of this project: the library, and the harness's own plugin for the cells.
+
+    Attributes:
+        name: distribution name.
+        version: distribution version.
+        sha256: of the wheel; equal sources give an equal wheel.
+        commit: of the checkout it was built from, with ``+dirty`` where files differ; None outside of git.
+        wheel: path of the file.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    commit: str | None
+    wheel: Path
+
+
+class Files(_Fact):
+    """A distribution's files against its RECORD."""
+
+    count: int
+    changed: tuple[str, ...] = ()
+    changed_count: int = 0
+    sha256: str
+
+
+class Imported(_Fact):
+    """What the import of the model's module showed."""
+
+    modules: int
+    foreign: dict[str, str]
+    attribute: str | None
+    origin: str
+    versions: dict[str, str]
+    seconds: float
+
+
+class EnvironmentFacts(_Fact):
+    """The probe's output."""
+
+    python: str
+    user_site: bool
+    distributions: dict[str, tuple[str, ...]]
+    megatron_roots: tuple[str, ...]
+    megatron_files: Files | None
+    subject_files: Files | None
+    imported: Imported | None = None
+    seconds: float = 0.0
+
+    def version(self, distribution: str) -> str | None:
+        """The installed version, or None."""
+        found = self.distributions.get(distribution, ())
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A proved environment.
+
+    Attributes:
+        folder: the cell's folder.
+        facts: what the probe found.
+        lock: the resolved requirements with the index's hashes.
+        reused: it was there already.
+    """
+
+    folder: Path
+    facts: EnvironmentFacts
+    lock: str
+    reused: bool
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "venv" / "bin" / "python"
+
+    @property
+    def home(self) -> Path:
+        """The home folder that its processes get."""
+        return self.folder / "home"
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """An environment, or the verdict that stands in its place."""
+
+    seconds: float
+    environment: Environment | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    next_step: str = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a child ended.
+
+    Attributes:
+        returncode: the exit status; negative: the signal that ended it.
+        timed_out: it ran past its limit and was killed.
+        cancelled: the run was interrupted and it was killed.
+        seconds: wall time.
+        output: its standard output and error together.
+    """
+
+    returncode: int
+    timed_out: bool
+    cancelled: bool
+    seconds: float
+    output: str
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """All cases of one check together.
+
+    Attributes:
+        passed: cases whose call passed and whose setup and teardown did not fail.
+        failed: cases with a failing phase.
+        skipped: cases that were skipped or failed as marked inside the suite.
+        message: of the first failing case, else of the first skipped one.
+    """
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    message: str = ""
+
+    @property
+    def outcome(self) -> Literal["passed", "failed", "skipped"]:
+        """The check's own outcome: one failing case fails it, one passing case runs it."""
+        if self.failed:
+            return "failed"
+        return "passed" if self.passed else "skipped"
+
+    @property
+    def cases(self) -> int:
+        """How many cases there were."""
+        return self.passed + self.failed + self.skipped
+
+
+@dataclass(frozen=True)
+class SuiteLog:
+    """The whole log.
+
+    Attributes:
+        checks: outcome by check id.
+        collection_errors: message by file that could not be collected.
+        exit_status: what pytest said at its end, or None: the log is incomplete.
+        broken_line: 1-based number of the first line that is no JSON object, or None.
+    """
+
+    checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    collection_errors: Mapping[str, str] = field(default_factory=dict)
+    exit_status: int | None = None
+    broken_line: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the suite said that it had ended, and every line can be read."""
+        return self.exit_status is not None and self.broken_line is None
+
+
+class SuiteMegatron(_Fact):
+    """The megatron-core that the suite imported."""
+
+    distribution: str | None = None
+    attribute: str | None = None
+    origin: str | None = None
+
+
+class SuiteSeconds(_Fact):
+    """The suite's own clock."""
+
+    imports: float = 0.0
+    suite: float = 0.0
+
+
+class SuiteFacts(_Fact):
+    """``facts.json``: written by the suite at the start and at the end of its session.
+
+    Attributes:
+        collected: node ids; at the start already.
+        complete: the session came to its end.
+        capabilities: what the subject says it has; None where the suite does not say.
+        lacks: what it has not, each with the consequence in words.
+        not_applicable: checks that were left out for it, each with the capabilities that they are about.
+    """
+
+    megatron_core: SuiteMegatron
+    subject: str = "mcore_fused"
+    python: str
+    torch: str
+    triton: str | None = None
+    numpy: str | None = None
+    device: str
+    mode: Literal["hook", "legacy"] | None = None
+    evidence: Evidence = Evidence()
+    collected: tuple[str, ...] = ()
+    seconds: SuiteSeconds = SuiteSeconds()
+    complete: bool = False
+    capabilities: frozenset[str] | None = None
+    lacks: dict[str, str] = {}
+    not_applicable: dict[str, tuple[str, ...]] = {}
+
+
+class Origins(_Fact):
+    """One pytest process, as the plugin saw it at its end."""
+
+    modules: dict[str, int]
+    foreign: dict[str, str]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """What a run of the suite left behind.
+
+    Attributes:
+        finished: how its process ended.
+        log: the report log.
+        facts: what the suite said of itself, or None.
+        facts_problem: why there are none.
+        origins: what the harness's plugin saw, one entry a process.
+    """
+
+    finished: Finished
+    log: SuiteLog
+    facts: SuiteFacts | None
+    facts_problem: str
+    origins: tuple[Origins, ...]
