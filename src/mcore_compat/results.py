@@ -5,17 +5,20 @@ The JSON Schema of :class:`Report` is committed as ``compat_matrix/report.schema
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
-from mcore_compat.verdicts import Verdict
+from mcore_compat.verdicts import Level, Verdict, level_of
 
 __all__ = [
     "AS_DECLARED",
     "FAILED_CHECK",
     "SCHEMA_VERSION",
+    "AnyFinding",
     "CellResult",
     "CheckCounts",
     "CheckResult",
@@ -25,9 +28,50 @@ __all__ = [
     "Report",
     "Seconds",
     "SubjectInfo",
+    "signature",
 ]
 
 SCHEMA_VERSION: Literal[1] = 1
+# What differs between two runs of the same failure: numbers, addresses, object ids, paths.
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?|/[\w./-]+")
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+_MAX_SIGNATURE = 300
+
+
+def signature(message: str) -> str:
+    """What a failure says, without what differs between two runs of it.
+
+    This is its first line; a message that quotes the traceback of another process has that exception's line as well.
+    """
+    text = message.strip()
+    first, _, rest = text.partition("\n")
+    exceptions = _EXCEPTION.findall(rest) if _TRACEBACK in text else []
+    return _VARIABLE.sub("#", " | ".join([first, *exceptions[-1:]]))[:_MAX_SIGNATURE]
+
+
+class AnyFinding(ABC):
+    """What every finding has, whether it was read from source, seen in a cell, or is a difference of two cells."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> Level:
+        """How much it counts."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """What was found; the first line stands alone."""
+
+    @property
+    def headline(self) -> str:
+        """First line of the text."""
+        return self.text.strip().partition("\n")[0]
+
+    @property
+    def signature(self) -> str:
+        """Equal for two findings of one cause."""
+        return signature(self.text)
 
 
 class _Record(BaseModel):
@@ -81,7 +125,7 @@ class Seconds(_Record):
     suite: float = 0.0
 
 
-class Finding(_Record):
+class Finding(_Record, AnyFinding):
     """One thing that somebody has to know or do.
 
     Attributes:
@@ -98,6 +142,16 @@ class Finding(_Record):
     next_step: str = ""
     verdict: Verdict | None = None
     link: str | None = None
+
+    @property
+    def weight(self) -> Level:
+        """How much it counts, by its verdict."""
+        return level_of(self.verdict)
+
+    @property
+    def text(self) -> str:
+        """The message, or the kind where there is none."""
+        return self.message or self.kind
 
 
 # The kind of a finding about a check that failed.

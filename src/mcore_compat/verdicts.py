@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
+from typing import Literal
 
-__all__ = ["ExitCode", "Verdict", "exit_code", "worst"]
+__all__ = ["LEVELS", "ExitCode", "Level", "Verdict", "exit_code", "level_of", "rank_in_cell", "severity", "worst"]
+
+Level = Literal["break", "unproven", "drift", "info"]
+# How much a finding weighs, worst first.
+LEVELS: tuple[Level, ...] = ("break", "unproven", "drift", "info")
+Severity = Literal["error", "warning", "note"]
 
 
 class Verdict(StrEnum):
@@ -46,14 +52,39 @@ _MEANINGS = {
     Verdict.INFRA: "the environment is not what was asked for, or the host failed",
     Verdict.UNPROVEN: "declared checks did not run, or left no evidence",
 }
-# A break is knowledge, the others are the lack of it; so a break comes first.
-_ORDER = (Verdict.BREAK, Verdict.UNPROVEN, Verdict.INFRA, Verdict.UNRESOLVABLE, Verdict.DRIFT, Verdict.OK)
+# In a run a break comes first: it is knowledge, the others are the lack of it.
+_RUN_ORDER = (Verdict.BREAK, Verdict.UNPROVEN, Verdict.INFRA, Verdict.UNRESOLVABLE, Verdict.DRIFT, Verdict.OK)
+# In a cell the environment comes first: failures in the wrong environment mean nothing.
+_CELL_ORDER = (Verdict.UNRESOLVABLE, Verdict.INFRA, Verdict.BREAK, Verdict.UNPROVEN, Verdict.DRIFT, Verdict.OK)
+# Verdicts that are not listed here say that something was not proved.
+_LEVELS: dict[Verdict | None, Level] = {
+    Verdict.BREAK: "break",
+    Verdict.DRIFT: "drift",
+    Verdict.OK: "info",
+    None: "info",
+}
+_SEVERITIES: dict[Level, Severity] = {"break": "error", "unproven": "error", "drift": "warning", "info": "note"}
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict of a run from those of its cells; a run without cells proves nothing."""
     found = set(verdicts)
-    return next((verdict for verdict in _ORDER if verdict in found), Verdict.UNPROVEN)
+    return next((verdict for verdict in _RUN_ORDER if verdict in found), Verdict.UNPROVEN)
+
+
+def rank_in_cell(verdict: Verdict | None) -> int:
+    """Place of a finding among those of its cell, worst first; the first one decides. None is a note and comes last."""
+    return _CELL_ORDER.index(verdict if verdict is not None else Verdict.OK)
+
+
+def level_of(verdict: Verdict | None) -> Level:
+    """The level of a finding that alone would make ``verdict`` of its cell; None is a note."""
+    return _LEVELS.get(verdict, "unproven")
+
+
+def severity(level: Level) -> Severity:
+    """The level in the words of code scanners and CI annotations."""
+    return _SEVERITIES[level]
 
 
 def exit_code(verdict: Verdict) -> ExitCode:

@@ -160,7 +160,7 @@ def scan_branches(
         if branch.problem:
             typer.echo(f"         {branch.problem}")
         # Several models may share the line that a rule is about.
-        for level, words, where in dict.fromkeys((f.level, f"{f.sentence} ({f.rule.id})", f.where) for f in told):
+        for level, words, where in dict.fromkeys((f.level, f"{f.text} ({f.rule.id})", f.where) for f in told):
             typer.echo(f"         [{level}] {words}")
             typer.echo(f"             at {where or 'an unknown place'}")
     total = sum(counts.values())

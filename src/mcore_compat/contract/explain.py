@@ -87,7 +87,7 @@ def as_text(comparison: Comparison, *, everything: bool = False) -> str:
     lines = _heading(comparison)
     chosen = _selected(comparison.findings, everything)
     for finding in chosen:
-        lines += ["", f"[{_mark(finding)}] {finding.sentence}"]
+        lines += ["", f"[{_mark(finding)}] {finding.text}"]
         none = f"no witness: {finding.rule.unwitnessed}"
         witness = "has a witness, which the gate runs" if finding.rule.witness else none
         lines.append(f"    rule {finding.rule.id} ({finding.rule.direction} {finding.item}; {witness})")
@@ -113,8 +113,7 @@ def as_markdown(comparison: Comparison, *, everything: bool = False) -> str:
             consequence = "" if finding.state is FindingState.FIXED else f" → {finding.rule.consequence[mode]}"
             place = f" (`{finding.where}`)" if finding.where else ""
             lines.append(
-                f"- **{_mark(finding)}** {finding.sentence}{place}{consequence}"
-                f" [[{finding.rule.id}]({finding.rule.link})]"
+                f"- **{_mark(finding)}** {finding.text}{place}{consequence} [[{finding.rule.id}]({finding.rule.link})]"
             )
     hidden = len(comparison.findings) - len(chosen)
     if hidden:
@@ -131,7 +130,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
         "state": finding.state.value,
         "item": finding.item,
         "detail": finding.detail,
-        "message": finding.sentence,
+        "message": finding.text,
         "where": finding.where or None,
         "consequence": dict(finding.rule.consequence),
         "link": finding.rule.link,

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
-from mcore_compat.gate.model import GateFinding, Level, State
+from mcore_compat.gate.model import GateFinding, State
 from mcore_compat.results import AS_DECLARED, FAILED_CHECK, CellResult, Finding
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["pair_cells", "signature"]
-
-# What differs between two runs of the same failure: numbers, addresses, object ids, quoted paths.
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?|/[\w./-]+")
-_LEVELS: Mapping[Verdict | None, Level] = {Verdict.BREAK: "break", Verdict.DRIFT: "drift", None: "info"}
-# Everything else that is held against a cell says that something was not proved.
-_OTHER: Level = "unproven"
-
-
-def signature(message: str) -> str:
-    """First line of a message with everything variable taken out."""
-    return _VARIABLE.sub("#", message.strip().partition("\n")[0])[:300]
+__all__ = ["pair_cells"]
 
 
 def _failures(cell: CellResult) -> dict[tuple[str, str], Finding]:
@@ -77,14 +63,14 @@ def pair_cells(
             and (key in second[0], key in second[1]) != (key in before, key in after)
         ):
             state, note = "flaky", "the second run of the same environments gave another result"
-        elif state == "same" and signature(before[key].message) != signature(after[key].message):
-            note = f"failed before too, with another message: {before[key].message.partition(chr(10))[0][:200]}"
+        elif state == "same" and before[key].signature != after[key].signature:
+            note = f"failed before too, with another message: {before[key].headline[:200]}"
         findings.append(
             GateFinding(
                 origin="cell",
                 title=finding.check or finding.kind,
                 state=state,
-                level=_LEVELS.get(finding.verdict, _OTHER),
+                level=finding.weight,
                 message=finding.message,
                 link=finding.link,
                 next_step=finding.next_step,

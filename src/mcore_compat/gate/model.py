@@ -6,15 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mcore_compat.results import CellResult
+from mcore_compat.results import AnyFinding, CellResult
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
-from mcore_compat.verdicts import Verdict
+from mcore_compat.verdicts import Level, Verdict
 
-__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Level", "Side", "State", "Tier", "WitnessState"]
+__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Side", "State", "Tier", "WitnessState"]
 
 SCHEMA_VERSION: Literal[1] = 1
 State = Literal["new", "fixed", "same", "flaky"]
-Level = Literal["break", "unproven", "drift", "info"]
 WitnessState = Literal["confirmed", "refuted", "not run", "inconclusive", "none"]
 
 
@@ -22,7 +21,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class GateFinding(_Record):
+class GateFinding(_Record, AnyFinding):
     """One difference between the two sides, or something they share.
 
     Attributes:
@@ -52,6 +51,11 @@ class GateFinding(_Record):
     def weight(self) -> Level:
         """The level that counts: what its own witness does not bear out is a warning, not a break."""
         return "drift" if self.level == "break" and self.witness == "refuted" else self.level
+
+    @property
+    def text(self) -> str:
+        """The message."""
+        return self.message
 
 
 class Side(_Record):

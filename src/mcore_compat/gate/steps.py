@@ -154,7 +154,7 @@ def _as_gate_finding(finding: Finding, outcomes: tuple[Outcome, Outcome] | None)
         title=finding.rule.id,
         state=finding.state.value,
         level=finding.level,
-        message=finding.sentence,
+        message=finding.text,
         where=finding.where or None,
         item=finding.item,
         link=finding.rule.link,

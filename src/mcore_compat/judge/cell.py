@@ -26,11 +26,9 @@ from mcore_compat.results import (
     Seconds,
 )
 from mcore_compat.subjects.selection import OURS, ChosenSubject
-from mcore_compat.verdicts import Verdict
+from mcore_compat.verdicts import Verdict, rank_in_cell
 
 __all__ = ["judge_cell", "judge_expectations"]
-
-_ORDER = (Verdict.INFRA, Verdict.BREAK, Verdict.UNPROVEN, Verdict.DRIFT)
 
 
 def judge_cell(
@@ -72,7 +70,8 @@ def judge_cell(
         *complaints.of_evidence(cell, run, inventory, subject),
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),
     ]
-    verdict = next((v for v in _ORDER if any(finding.verdict is v for finding in findings)), Verdict.OK)
+    findings.sort(key=lambda finding: rank_in_cell(finding.verdict))
+    verdict = (findings[0].verdict if findings else None) or Verdict.OK
     deciding = [finding for finding in findings if finding.verdict is verdict]
     left_out = len(inventory.declared(cell)) - len(declared)
     result = _result(cell, provisioned, run, declared, exceptions, left_out)
@@ -80,7 +79,7 @@ def judge_cell(
         update={
             "verdict": verdict,
             "reason": _reason(deciding) or _as_declared(result.results),
-            "findings": tuple(sorted(findings, key=_rank)),
+            "findings": tuple(findings),
         }
     )
 
@@ -207,7 +206,3 @@ def _as_declared(results: Iterable[CheckResult]) -> str:
         return ""
     more = f" (+{len(names) - 1} more)" if len(names) > 1 else ""
     return f"as declared in expectations.toml: {names[0]}{more}"
-
-
-def _rank(finding: Finding) -> int:
-    return _ORDER.index(finding.verdict) if finding.verdict in _ORDER else len(_ORDER)

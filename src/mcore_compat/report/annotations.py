@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from mcore_compat.gate.model import GateReport
 from mcore_compat.report.causes import causes
 from mcore_compat.results import Report
+from mcore_compat.verdicts import severity
 
 __all__ = ["PER_LEVEL", "render_annotations"]
 
 PER_LEVEL = 10  # GitHub keeps ten errors, ten warnings and ten notices a step, and drops the rest without a word
 _MAX_MESSAGE = 900
-_COMMANDS = {"break": "error", "unproven": "error", "drift": "warning", "info": "notice"}
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def _data(text: str) -> str:
@@ -36,11 +37,10 @@ def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, 
         if finding.origin == "contract" and finding.state == "new" and finding.level != "info":
             words = "; ".join(f"{mode}: {text}" for mode, text in finding.consequence.items())
             place = f" ({finding.where})" if finding.where else ""
-            level = _COMMANDS[finding.weight]
+            level = _COMMANDS[severity(finding.weight)]
             yield level, _command(level, finding.title, f"{finding.message}{place}. {words}")
     for cause in causes(report) if report else ():
-        verdict = cause.finding.verdict
-        level = "notice" if verdict is None else "warning" if verdict.green else "error"
+        level = _COMMANDS[severity(cause.finding.weight)]
         file = (cause.finding.check or "").partition("::")[0]
         path = f"tests/compat/{file}" if file.endswith(".py") else None
         yield level, _command(level, cause.title, f"{cause.finding.message}\nCells: {', '.join(cause.cells)}", path)

@@ -25,7 +25,7 @@ def text(result: Bisected) -> str:
         lines.append("")
     for finding in result.findings:
         state = "gone" if finding.state.value == "fixed" else finding.state.value
-        lines.append(f"[{state} {finding.level}] {finding.sentence} ({finding.rule.id})")
+        lines.append(f"[{state} {finding.level}] {finding.text} ({finding.rule.id})")
         if finding.where:
             lines.append(f"    at {finding.where}")
     if result.changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from mcore_compat import versions
@@ -10,8 +9,6 @@ from mcore_compat.results import CellResult, Finding, Report
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Cause", "causes"]
-
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Cause:
     @property
     def headline(self) -> str:
         """First line of the message."""
-        return self.finding.message.splitlines()[0] if self.finding.message else self.finding.kind
+        return self.finding.headline
 
     @property
     def level(self) -> str:
@@ -78,9 +75,8 @@ def causes(report: Report) -> tuple[Cause, ...]:
 
 def _signature(finding: Finding) -> tuple[str, ...]:
     """Equal for findings of one cause: figures and addresses in the message do not count."""
-    first = finding.message.splitlines()[0] if finding.message else ""
     # The checks that a cell misses follow from its own cause; a check's own failure is told by its first line.
-    return (finding.kind, finding.check or "", _NUMBER.sub("#", first))
+    return (finding.kind, finding.check or "", finding.signature)
 
 
 def _since(report: Report, touched: list[CellResult]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mcore_compat.gate.compare import signature
 from mcore_compat.gate.model import GateFinding, GateReport, Side
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
 
@@ -41,7 +40,7 @@ def _grouped(findings: Iterable[GateFinding]) -> list[tuple[GateFinding, int]]:
     groups: dict[tuple[str | bool | None, ...], list[GateFinding]] = {}
     for finding in findings:
         key = (
-            ("cell", finding.level, finding.upstream, signature(finding.message))
+            ("cell", finding.level, finding.upstream, finding.signature)
             if finding.origin == "cell"
             else (finding.title, finding.level, finding.message, finding.where, finding.witness)
         )

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from mcore_compat.gate.compare import signature
 from mcore_compat.gate.model import GateReport
-from mcore_compat.results import Finding, Report
-from mcore_compat.verdicts import Verdict
+from mcore_compat.results import Finding, Report, signature
+from mcore_compat.verdicts import severity
 
 __all__ = ["MAX_RESULTS", "SCHEMA", "render_sarif"]
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 5000  # GitHub takes up to 25,000 and shows the first 5,000
 _MAX_MESSAGE = 1000
-_LEVELS: Mapping[str, str] = {"break": "error", "unproven": "error", "drift": "warning", "info": "note"}
-
-
-def _verdict_level(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return "note"
-    return "warning" if verdict.green else "error"
 
 
 def _location(path: str, line: int, base: str) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def _of_cells(report: Report) -> Iterable[dict[str, Any]]:
         if file.endswith(".py"):
             more["locations"] = [_location(f"tests/compat/{file}", 1, "SUITE")]
         about = f"{finding.check}: " if finding.check else ""
-        yield _result(finding.kind, _verdict_level(finding.verdict), f"[{cell}] {about}{finding.message}", cell, **more)
+        yield _result(finding.kind, severity(finding.weight), f"[{cell}] {about}{finding.message}", cell, **more)
 
 
 def _of_gate(gate: GateReport) -> Iterable[dict[str, Any]]:
@@ -66,7 +58,7 @@ def _of_gate(gate: GateReport) -> Iterable[dict[str, Any]]:
         }
         if path and line.isdigit():
             more["locations"] = [_location(path, int(line), "MEGATRON")]
-        yield _result(finding.title, _LEVELS[finding.weight], finding.message, finding.item or "", **more)
+        yield _result(finding.title, severity(finding.weight), finding.message, finding.item or "", **more)
 
 
 def render_sarif(report: Report | None, gate: GateReport | None = None) -> str:

@@ -57,7 +57,7 @@ def timeline(contracts: Mapping[str, Contract], rules: Iterable[Rule]) -> tuple[
         new = contracts[version]
         findings = compare_contracts(contracts[before], new, rules) if before is not None else ()
         events = tuple(
-            Event(f.state.value, f.level, f.rule.id, f.sentence, f.where, f.rule.link)
+            Event(f.state.value, f.level, f.rule.id, f.text, f.where, f.rule.link)
             for f in findings
             if f.state is not FindingState.SAME
         )

@@ -95,7 +95,7 @@ def test_a_planted_change_sets_off_its_rule(rule, edits):
     candidate = extract(edited(*edits), "new")
     found = [f for f in compare_contracts(BASELINE, candidate, RULES) if f.state is FindingState.NEW]
     assert rule in {f.rule.id for f in found}
-    assert all(f.sentence and "{" not in f.sentence.replace("{@}", "") for f in found)
+    assert all(f.text and "{" not in f.text.replace("{@}", "") for f in found)
 
 
 def test_every_rule_that_breaks_or_drifts_is_planted():

@@ -7,13 +7,13 @@ from gate_builders import RAN, cell, contract_finding, side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.gate.compare import pair_cells, signature
+from mcore_compat.gate.compare import pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.report.annotations import render_annotations
 from mcore_compat.report.gate_text import markdown, text
 from mcore_compat.report.sarif import render_sarif
-from mcore_compat.results import CheckResult, Finding
+from mcore_compat.results import CheckResult, Finding, signature
 from mcore_compat.verdicts import Verdict
 
 CHECKS = st.dictionaries(st.sampled_from(["a.py::t", "b.py::t", "c.py::t"]), st.sampled_from(["x", "y"]))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from mcore_compat.contract.model import Contract, Item, Json
 from mcore_compat.contract.rules.predicates import CHANGES, STATES
 from mcore_compat.contract.rules.rule import LEVELS, Level, Rule
+from mcore_compat.results import AnyFinding
 
 __all__ = ["Finding", "FindingState", "check_contract", "compare_contracts", "expected_modes", "level_of"]
 
@@ -22,7 +23,7 @@ class FindingState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(AnyFinding):
     """One rule that one item of a contract meets.
 
     Attributes:
@@ -54,7 +55,12 @@ class Finding:
         return self.rule.level
 
     @property
-    def sentence(self) -> str:
+    def weight(self) -> Level:
+        """The rule's level."""
+        return self.rule.level
+
+    @property
+    def text(self) -> str:
         """What was found, in words."""
         return self.rule.meaning.replace("{detail}", self.detail).replace("{item}", self.item)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mcore_compat import verdicts
 from mcore_compat.contract.model import Direction
 from mcore_compat.contract.rules.predicates import CHANGES, STATES
 from mcore_compat.errors import UsageError
@@ -17,7 +18,8 @@ from mcore_compat.matrix.toml_file import DataModel, load_model
 __all__ = ["LEVELS", "MODES", "Rule", "RuleError", "Witness", "load_rules"]
 
 Level = Literal["break", "drift", "info"]
-LEVELS: tuple[Level, ...] = ("break", "drift", "info")
+# In the order of all levels.
+LEVELS: tuple[Level, ...] = tuple(level for level in verdicts.LEVELS if level != "unproven")
 # The modes of ours that a change can concern, in the order in which reports list them.
 MODES: dict[str, str] = {
     "hook": "hook mode (GPTModel 0.18 and newer)",
