@@ -12,13 +12,14 @@ from mcore_compat.bisect.question import Question, answer, explained
 from mcore_compat.bisect.search import Found, NotBisectableError, first_bad
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.compare import Finding
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.contract.source.git import commits_between, describe_commit, git, read_git, resolve_commit
 from mcore_compat.contract.source.tree import SourceError
 from mcore_compat.gate.cells import candidate_cell, nearest_release
-from mcore_compat.matrix.cells import Cell, load_matrix
+from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.selection import Selection
 from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.session import RunConfig, execute, prepare
@@ -171,7 +172,7 @@ def check_runner(
     host: Mapping[str, str],
 ) -> Callable[[str], bool | None]:
     """A judge by running: True where the check fails in the candidate's cell, None where it did not run."""
-    matrix = load_matrix(config.root / "compat_matrix" / "matrix.toml")
+    matrix = load_classified_matrix(config.root / "compat_matrix")
 
     def judge(name: str) -> bool | None:
         candidate, contract = candidate_of(name)

@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``mcore-compat``."""
     app.add_typer(contract_cli.app, name="contract")
     app.command()(releases_cli.releases)
+    app.add_typer(releases_cli.watch, name="watch")
     app.command()(gate)
     app.command()(bisect)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.on_host import run_gate_on_image
 from mcore_compat.gate.sides import earlier_reports, read_sides, refuse_same
-from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.inventory import derive, load_inventory, write_text
 from mcore_compat.matrix.selection import Selection, plan_cells
 from mcore_compat.pipeline.host_lane import LaneConfig, run_lane
@@ -56,7 +56,7 @@ def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mappin
     subject = _subject(options)
     house = Wheelhouse.read(bundle)
     house.check_host(platform.machine())
-    matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
+    matrix = load_classified_matrix(root / "compat_matrix")
     parallel = options.nproc > 1
     suite = root / "tests" / "gpu" / "parallel" if parallel else root / "tests" / "gpu"
     inventory = root / "compat_matrix" / ("inventory-parallel.toml" if parallel else "inventory-gpu.toml")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mcore_compat.cli import gate as gate_cli
 from mcore_compat.cli.links import broken_links
-from mcore_compat.contract.rules.planning import class_of_cells
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.errors import McoreCompatError, UsageError
 from mcore_compat.gate.model import GateReport
@@ -127,14 +127,13 @@ def plan(
     root: Root = None,
 ) -> None:
     """List the cells that a run would judge."""
-    data = _root(root) / "compat_matrix"
-    class_of = class_of_cells(data)
-    cells = plan_cells(load_matrix(data / "matrix.toml"), _selection(select, classes, shard), class_of)
+    matrix = load_classified_matrix(_root(root) / "compat_matrix")
+    cells = plan_cells(matrix, _selection(select, classes, shard))
     if github:
         typer.echo(github_matrix(cells))
         return
     for cell in cells:
-        typer.echo(f"{cell.id:28} class {class_of(cell):10} mode {cell.expected_mode:7} lane {cell.lane}")
+        typer.echo(f"{cell.id:28} class {cell.contract_class:24} mode {cell.expected_mode:7} lane {cell.lane}")
 
 
 @app.command()

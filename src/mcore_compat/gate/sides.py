@@ -8,13 +8,14 @@ from pathlib import Path
 
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.compare import Finding, compare_contracts
 from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots, snapshot_path
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, open_candidate, parse_candidate
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
-from mcore_compat.matrix.cells import Cell, Matrix, load_matrix
+from mcore_compat.matrix.cells import Cell, Matrix
 from mcore_compat.releases import load_releases
 from mcore_compat.results import Report
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
@@ -49,7 +50,7 @@ def read_sides(root: Path, candidate: str, baseline: str | None, reports: tuple[
     """
     data = root / "compat_matrix"
     matrix, rules, snapshots = (
-        load_matrix(data / "matrix.toml"),
+        load_classified_matrix(data),
         load_rules(data / "rules"),
         load_snapshots(data / "contracts"),
     )

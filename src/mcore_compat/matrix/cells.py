@@ -89,7 +89,6 @@ class CellFields(DataModel):
         megatron_core: the version asked for; a label where ``source`` is given.
         source: what is installed instead of the release on the index: a wheel, an sdist, a folder or a ``git+…`` URL,
             with or without ``megatron-core @`` before it; a relative path starts at the file's folder.
-        contract_class: releases of one class have the same surface; pull requests run one cell of each.
         expected_mode: the installation that the subject must choose here by itself.
         without_dependencies: packages that are installed by themselves, for a part that needs nothing more.
     """
@@ -97,7 +96,6 @@ class CellFields(DataModel):
     id: str
     megatron_core: str
     source: str | None = None
-    contract_class: Annotated[str, Field(min_length=1)]
     expected_mode: Mode
     tags: tuple[str, ...] = Field(default=(), strict=False)
     requirements: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
@@ -130,8 +128,14 @@ class CellFields(DataModel):
 
 
 class Cell(CellFields):
-    """One megatron-core in one environment."""
+    """One megatron-core in one environment.
 
+    Attributes:
+        contract_class: computed from the committed contracts, never written in the file; "" until that is done
+            (:func:`mcore_compat.contract.rules.classes.load_classified_matrix`). Pull requests run one cell of each.
+    """
+
+    contract_class: str = ""
     python: Python
     torch: Torch
     lane: Lane
@@ -205,7 +209,7 @@ class MatrixFile(DataModel):
             seen[entry.id] = number
         recipes: dict[str, str] = {}
         for number, entry in enumerate(self.cell):
-            recipe = entry.model_dump_json(exclude={"id", "contract_class", "expected_mode", "tags", "time_limit_s"})
+            recipe = entry.model_dump_json(exclude={"id", "expected_mode", "tags", "time_limit_s"})
             if recipe in recipes:
                 raise LocatedError(
                     f"cells `{recipes[recipe]}` and `{entry.id}` ask for the same environment and differ in name only"

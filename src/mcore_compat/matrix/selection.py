@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mcore_compat import versions
@@ -58,10 +58,12 @@ class Selection:
     shard: Shard | None = None
 
 
-def plan_cells(
-    matrix: Matrix, selection: Selection, class_of: Callable[[Cell], str] = lambda cell: cell.contract_class
-) -> tuple[Cell, ...]:
+def plan_cells(matrix: Matrix, selection: Selection) -> tuple[Cell, ...]:
     """The selected cells, in the order of the matrix.
+
+    Args:
+        matrix: with computed contract classes where the selection asks for one cell of each.
+        selection: what the caller asked for.
 
     Raises:
         SelectionError: a pattern matches no cell, or nothing is left.
@@ -70,7 +72,7 @@ def plan_cells(
     if selection.patterns:
         cells = _matching(cells, selection.patterns)
     if selection.classes:
-        cells = _representatives(cells, class_of)
+        cells = _representatives(cells)
     if selection.shard is not None:
         whole = len(cells)
         cells = selection.shard.of(cells)
@@ -106,14 +108,14 @@ def _matching(cells: tuple[Cell, ...], patterns: tuple[str, ...]) -> tuple[Cell,
     return tuple(cell for cell in cells if cell.id in chosen)
 
 
-def _representatives(cells: tuple[Cell, ...], class_of: Callable[[Cell], str]) -> tuple[Cell, ...]:
+def _representatives(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    assert all(cell.contract_class for cell in cells), "the matrix was loaded without its contract classes"
     newest: dict[str, Cell] = {}
     for cell in cells:
         if "backport" in cell.tags:
             continue
-        name = class_of(cell)
-        rival = newest.get(name)
+        rival = newest.get(cell.contract_class)
         if rival is None or versions.sort_key(cell.megatron_core) > versions.sort_key(rival.megatron_core):
-            newest[name] = cell
+            newest[cell.contract_class] = cell
     kept = {cell.id for cell in newest.values()}
     return tuple(cell for cell in cells if cell.id in kept or "backport" in cell.tags)

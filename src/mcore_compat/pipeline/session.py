@@ -15,12 +15,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mcore_compat.contract.rules.planning import class_of_cells
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.errors import InfrastructureError, UsageError
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.judge.cell import judge_cell, judge_expectations
 from mcore_compat.judge.criteria import found
-from mcore_compat.matrix.cells import Cell, Matrix, load_matrix
+from mcore_compat.matrix.cells import Cell, Matrix
 from mcore_compat.matrix.expectations import Expectations, load_expectations
 from mcore_compat.matrix.inventory import Inventory, load_inventory
 from mcore_compat.matrix.selection import Selection, plan_cells
@@ -105,7 +105,7 @@ def prepare(config: RunConfig, host: Mapping[str, str], now: dt.datetime) -> Pre
         InfrastructureError: uv, the interpreter, the subject's build or the report folder fails.
     """
     data = config.data or config.root / "compat_matrix"
-    matrix = load_matrix(data / "matrix.toml")
+    matrix = load_classified_matrix(data)
     inventory = load_inventory(config.inventory)
     expectations = load_expectations(data / "expectations.toml")
     if config.inventory != data / "inventory.toml":
@@ -113,7 +113,7 @@ def prepare(config: RunConfig, host: Mapping[str, str], now: dt.datetime) -> Pre
         expectations = expectations.about({check.id for check in inventory.check})
     if not config.suite.is_dir():
         raise UsageError(f"There is no suite at {config.suite.name}/.", "Name its folder with --suite.")
-    cells = plan_cells(matrix, config.selection, class_of_cells(data))
+    cells = plan_cells(matrix, config.selection)
     resumed = newest_unfinished(config.reports) if config.resume else None
     if resumed is not None:
         cells = tuple(cell for cell in matrix.cells if cell.id in resumed.planned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +9,9 @@ from pathlib import Path
 
 import platformdirs
 import requests
-from packaging.version import InvalidVersion, Version
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 from pypi_simple import (
     PYPI_SIMPLE_ENDPOINT,
     DigestMismatchError,
@@ -20,7 +21,9 @@ from pypi_simple import (
     PyPISimple,
 )
 
+from mcore_compat import versions
 from mcore_compat.errors import InfrastructureError
+from mcore_compat.files.digest import digest_of_file
 from mcore_compat.releases.model import PROJECT, Release, ReleaseFile
 
 __all__ = ["IndexUnreachableError", "cache_directory", "download", "fetch_releases", "release_of"]
@@ -34,29 +37,62 @@ class IndexUnreachableError(InfrastructureError):
 
 
 def release_of(version: str, packages: Sequence[DistributionPackage]) -> Release | None:
-    """One release from the index's files of one version; None where no file carries a SHA-256."""
-    readable = [p for p in packages if p.digests.get("sha256") and p.package_type in {"wheel", "sdist"}]
+    """One release from the index's files of one version; None where no file carries a SHA-256.
+
+    Yanking is a property of files: while one file is not yanked, the yanked ones do not exist for an installer.
+    """
+    live = [package for package in packages if not package.is_yanked]
+    offered = live or list(packages)
+    readable = [p for p in offered if p.digests.get("sha256") and p.package_type in {"wheel", "sdist"}]
     if not readable:
         return None
-
-    def preference(package: DistributionPackage) -> tuple[bool, bool, bool, str]:
-        name = package.filename
-        return (not name.endswith(".whl"), "cp312" not in name, "x86_64" not in name, name)
-
-    best = min(readable, key=preference)
-    names = [package.filename for package in packages]
-    tags = {name.split("-")[2] for name in names if name.endswith(".whl") and ("x86_64" in name or "none-any" in name)}
+    best = min(readable, key=_preference)
+    tags = {
+        tag.interpreter
+        for package in offered
+        for tag in _wheel_tags(package.filename)
+        if tag.platform == "any" or tag.platform.endswith("x86_64")
+    }
     times = [package.upload_time.date().isoformat() for package in packages if package.upload_time]
-    reasons = [package.yanked_reason or "" for package in packages if package.is_yanked]
+    reasons = [package.yanked_reason for package in packages if package.yanked_reason]
     return Release(
         version=version,
         requires_python=best.requires_python,
         uploaded=min(times, default=None),
-        yanked=reasons[0] if len(reasons) == len(packages) else None,
+        yanked=None if live else next(iter(reasons), ""),
         wheels=tuple(sorted(tags)),
-        sdist=any(name.endswith(".tar.gz") for name in names),
+        sdist=any(package.filename.endswith(".tar.gz") for package in offered),
         source=ReleaseFile(best.filename, best.digests["sha256"], best.size),
     )
+
+
+def _preference(package: DistributionPackage) -> tuple[bool, bool, bool, int, str]:
+    """Sort key: the file that an installer on this project's interpreter and host takes comes first."""
+    tags = _wheel_tags(package.filename)
+    return (
+        not tags,
+        not any(tag.interpreter == "cp312" for tag in tags),
+        not any(tag.platform.endswith("x86_64") for tag in tags),
+        -_build_number(package.filename),
+        package.filename,
+    )
+
+
+def _wheel_tags(filename: str) -> frozenset[Tag]:
+    """Tags of a wheel; none for other files, and for a wheel that no installer takes because of its name."""
+    try:
+        return parse_wheel_filename(filename)[3]
+    except InvalidWheelFilename:
+        return frozenset()
+
+
+def _build_number(filename: str) -> int:
+    """Number of a wheel's build tag; of two wheels that differ in it only, installers take the higher one."""
+    try:
+        build = parse_wheel_filename(filename)[2]
+    except InvalidWheelFilename:
+        return 0
+    return build[0] if build else 0
 
 
 def fetch_releases(endpoint: str | None = None) -> tuple[Release, ...]:
@@ -68,18 +104,13 @@ def fetch_releases(endpoint: str | None = None) -> tuple[Release, ...]:
     Raises:
         IndexUnreachableError: no answer, or not an index's answer.
     """
-    by_version: dict[str, list[DistributionPackage]] = {}
+    by_version: dict[Version, list[DistributionPackage]] = {}
     for package in _page(endpoint).packages:
-        by_version.setdefault(package.version or "", []).append(package)
-    found = [release_of(version, packages) for version, packages in by_version.items() if _is_release(version)]
-    return tuple(sorted((release for release in found if release), key=lambda release: release.parsed))
-
-
-def _is_release(version: str) -> bool:
-    try:
-        return not Version(version).is_devrelease
-    except InvalidVersion:
-        return False
+        version = versions.parse(package.version or "")
+        if version is not None and not version.is_devrelease:
+            by_version.setdefault(version, []).append(package)
+    found = [release_of(packages[0].version or "", packages) for _, packages in sorted(by_version.items())]
+    return tuple(release for release in found if release)
 
 
 def _page(endpoint: str | None) -> ProjectPage:
@@ -109,7 +140,7 @@ def download(release: Release, cache: Path | None = None, endpoint: str | None =
     """
     wanted = release.source
     target = (cache or cache_directory()) / "files" / wanted.sha256 / wanted.filename
-    if target.is_file() and _sha256(target) == wanted.sha256:
+    if target.is_file() and digest_of_file(target) == wanted.sha256:
         return target
     package = next((p for p in _page(endpoint).packages if p.filename == wanted.filename), None)
     if package is None:
@@ -123,7 +154,7 @@ def download(release: Release, cache: Path | None = None, endpoint: str | None =
     try:
         with PyPISimple() as client:
             client.download_package(package, temporary, verify=True, timeout=300)
-        if _sha256(temporary) != wanted.sha256:
+        if digest_of_file(temporary) != wanted.sha256:
             raise IndexUnreachableError(
                 f"{wanted.filename} from the index is not the file recorded in releases.json.",
                 "do not install it; compare with another index, then `mcore-compat releases --update`.",
@@ -136,8 +167,3 @@ def download(release: Release, cache: Path | None = None, endpoint: str | None =
     finally:
         temporary.unlink(missing_ok=True)
     return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

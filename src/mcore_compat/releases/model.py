@@ -7,15 +7,19 @@ refreshes it. Only facts that planning needs are kept: no address of any index.
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
+from pydantic import ValidationError
 
 from mcore_compat.errors import UsageError
 from mcore_compat.files.atomic import write_atomically
+from mcore_compat.matrix.toml_file import DataModel
 
 __all__ = [
     "PROJECT",
@@ -32,6 +36,7 @@ __all__ = [
 
 PROJECT = "megatron-core"
 SCHEMA_VERSION = 1
+_NEWEST_PATCH = 99  # above every patch release of a minor version
 
 
 class NoSuchReleaseError(UsageError):
@@ -55,9 +60,9 @@ class Release:
         version: as the index spells it.
         requires_python: specifier text, or None where none is declared.
         uploaded: date of the first file, ``YYYY-MM-DD``, or None.
-        yanked: the reason, "" where none was given, None where the release is not yanked.
-        wheels: python tags for which there are Linux x86-64 wheels.
-        sdist: whether there is a source distribution.
+        yanked: the reason, "" where none was given, None where a file of the release is not yanked.
+        wheels: python tags for which an installer takes a Linux x86-64 wheel.
+        sdist: whether an installer finds a source distribution.
         source: the file to read.
     """
 
@@ -69,19 +74,29 @@ class Release:
     sdist: bool
     source: ReleaseFile
 
+    def __post_init__(self) -> None:
+        Version(self.version)  # a list with another text in its place is refused when it is read
+
     @property
     def parsed(self) -> Version:
         """The version as an ordered value."""
         return Version(self.version)
 
     def allows(self, python: str) -> bool:
-        """Whether ``requires-python`` admits an interpreter version such as ``3.12`` (no declaration admits all)."""
+        """Whether ``requires-python`` admits an interpreter; no declaration admits all.
+
+        Args:
+            python: full version such as ``3.12.1``. A minor version stands for the interpreter that runs this if it
+                is one of that minor version, else for its newest patch release. Upper bounds may also be met by the
+                minor version itself (``<=3.12``), which uv, the installer of the cells, takes as the whole of 3.12.
+        """
         if self.requires_python is None:
             return True
         try:
-            return SpecifierSet(self.requires_python).contains(python, prereleases=True)
+            bound = SpecifierSet(self.requires_python)
         except InvalidSpecifier:
             return False
+        return any(bound.contains(version, prereleases=True) for version in {python, _full_version(python)})
 
     def refusal(self, python: str) -> str | None:
         """Why an installer would not choose this release on that interpreter, or None."""
@@ -92,10 +107,25 @@ class Release:
         return None
 
 
+def _full_version(python: str) -> str:
+    """``3.12`` as ``3.12.1``; a full version as it is."""
+    if python.count(".") > 1:
+        return python
+    here = platform.python_version()
+    return here if here.startswith(f"{python}.") else f"{python}.{_NEWEST_PATCH}"
+
+
 def save_releases(path: Path, releases: Iterable[Release]) -> None:
     """Write the list, oldest first, one release a line; atomic."""
     rows = ",\n".join(f"  {json.dumps(asdict(release), sort_keys=True)}" for release in releases)
     write_atomically(path, f'{{\n "schema_version": {SCHEMA_VERSION},\n "releases": [\n{rows}\n ]\n}}\n')
+
+
+class _ReleaseList(DataModel):
+    """``releases.json``."""
+
+    schema_version: Literal[1]
+    releases: tuple[Release, ...]
 
 
 def load_releases(path: Path) -> tuple[Release, ...]:
@@ -105,15 +135,14 @@ def load_releases(path: Path) -> tuple[Release, ...]:
         NoSuchReleaseError: the file is missing or not such a list.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        rows = raw["releases"] if raw["schema_version"] == SCHEMA_VERSION else raw["no such schema_version"]
-        return tuple(
-            Release(**{**row, "wheels": tuple(row["wheels"]), "source": ReleaseFile(**row["source"])}) for row in rows
-        )
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise NoSuchReleaseError(
-            f"{path.name} is not a list of releases ({error}).", "run `mcore-compat releases --update`."
-        ) from error
+        return _ReleaseList.model_validate_json(path.read_bytes()).releases
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        problem = f"{path.name} is not a list of releases: {place}: {first['msg']}."
+    except OSError as error:
+        problem = f"{path.name} cannot be read ({error.strerror})."
+    raise NoSuchReleaseError(problem, "Run `mcore-compat releases --update`.")
 
 
 def find_release(releases: Iterable[Release], version: str) -> Release:
@@ -162,9 +191,12 @@ def unknown_to(releases: Iterable[Release], known: Iterable[str], python: str) -
 
 
 def merge(old: Iterable[Release], new: Iterable[Release]) -> tuple[Release, ...]:
-    """New list with releases that the index dropped kept as yanked, so that old reports stay explainable."""
-    table = {release.version: release for release in new}
+    """New list with releases that the index dropped kept as yanked, so that old reports stay explainable.
+
+    Spellings of one version (``0.20``, ``0.20.0``) are one release; the index's spelling wins.
+    """
+    table = {release.parsed: release for release in new}
     for release in old:
-        if release.version not in table:
-            table[release.version] = replace(release, yanked=release.yanked or "no longer on the index")
-    return tuple(sorted(table.values(), key=lambda release: release.parsed))
+        if release.parsed not in table:
+            table[release.parsed] = replace(release, yanked=release.yanked or "no longer on the index")
+    return tuple(table[version] for version in sorted(table))

@@ -1,4 +1,4 @@
-"""The weekly upstream watch: which candidates to judge, one note a candidate, and the body of the one living issue.
+"""The weekly upstream watch: which candidates to judge, one note per candidate, and the body of the one living issue.
 
 Notes come from jobs that ran a candidate's own code. They are text of unknown origin: only a few short fields and a
 fenced, shortened excerpt of them reach the issue.
@@ -6,17 +6,29 @@ fenced, shortened excerpt of them reach the issue.
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-__all__ = ["Candidate", "Note", "candidates", "issue_body", "run_command"]
+from pydantic import TypeAdapter
+
+from mcore_compat.errors import UsageError
+from mcore_compat.files.atomic import write_atomically
+
+__all__ = [
+    "Candidate",
+    "Note",
+    "candidates",
+    "candidates_as_json",
+    "candidates_from_json",
+    "issue_body",
+    "newest_gate_report",
+    "read_notes",
+    "write_note",
+]
 
 UPSTREAM = "https://github.com/NVIDIA/Megatron-LM"
 # Replaced in the workflow by the folder that upstream's main was cloned into.
@@ -56,6 +68,10 @@ class Note:
     name: str
     status: int
     excerpt: str = ""
+
+
+_NOTE = TypeAdapter(Note)
+_CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
 
 def candidates(unknown: Sequence[str]) -> tuple[Candidate, ...]:
@@ -103,60 +119,44 @@ def _harmless(text: str) -> str:
     return printable.replace("~~~", "~ ~ ~").replace("@", "@\u200b")
 
 
-def _read_notes(folder: Path) -> dict[str, Note]:
+def read_notes(folder: Path) -> dict[str, Note]:
+    """All notes in a folder of folders; what is not a note is left out, and its candidate then has no answer."""
     found: dict[str, Note] = {}
     for path in sorted(folder.glob("*/note.json")):
         try:
-            entry: Any = json.loads(path.read_text(encoding="utf-8"))
-            note = Note(str(entry["name"]), int(entry["status"]), str(entry["excerpt"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            note = _NOTE.validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             continue
         if _NAME.fullmatch(note.name):
             found[note.name] = note
     return found
 
 
-def _unknown_releases(root: Path) -> list[str]:
-    from mcore_compat.matrix.cells import load_matrix
-    from mcore_compat.releases.index import fetch_releases
-    from mcore_compat.releases.model import load_releases, merge, unknown_to
-
-    data = root / "compat_matrix"
-    matrix = load_matrix(data / "matrix.toml")
-    known = merge(load_releases(data / "releases.json"), fetch_releases())
-    judged = {cell.megatron_core for cell in matrix.cells if cell.source is None}
-    return [release.version for release in unknown_to(known, judged, matrix.cells[0].python)]
+def write_note(folder: Path, note: Note) -> None:
+    """Write a note where :func:`read_notes` finds it."""
+    write_atomically(folder / "note.json", json.dumps(asdict(note)) + "\n")
 
 
-def _newest_gate_report(root: Path) -> str:
-    reports = sorted((root / "reports").glob("*/gate.md"), key=lambda path: path.stat().st_mtime)
-    return reports[-1].read_text(encoding="utf-8", errors="replace") if reports else ""
+def candidates_as_json(listed: Sequence[Candidate]) -> str:
+    """The matrix of a GitHub workflow: one job per candidate, as JSON on one line."""
+    return json.dumps([asdict(candidate) for candidate in listed], separators=(",", ":"))
 
 
-def run_command(arguments: Sequence[str], root: Path) -> int:
-    """``ci/watch candidates | note | body``."""
-    parser = argparse.ArgumentParser(prog="ci/watch", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("candidates", help="what to judge, as the matrix of a GitHub workflow")
-    note = verbs.add_parser("note", help="write down what the gate said of a candidate")
-    note.add_argument("--name", required=True)
-    note.add_argument("--status", type=int, required=True)
-    note.add_argument("--out", type=Path, required=True)
-    body = verbs.add_parser("body", help="the body of the living issue")
-    body.add_argument("--notes", type=Path, required=True)
-    body.add_argument("--candidates", required=True, help="what `candidates` printed")
-    body.add_argument("--run", required=True, help="address of this run")
-    body.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    if options.verb == "candidates":
-        listed = [vars(candidate) for candidate in candidates(_unknown_releases(root))]
-        sys.stdout.write(json.dumps(listed, separators=(",", ":")) + "\n")
-    elif options.verb == "note":
-        content = {"name": options.name, "status": options.status, "excerpt": _newest_gate_report(root)}
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "note.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
-    else:
-        judged = [Candidate(**entry) for entry in json.loads(options.candidates)]
-        text = issue_body(judged, _read_notes(options.notes), options.run, dt.datetime.now(dt.UTC).date())
-        options.out.write_text(text, encoding="utf-8")
-    return 0
+def candidates_from_json(text: str) -> tuple[Candidate, ...]:
+    """Read what :func:`candidates_as_json` wrote.
+
+    Raises:
+        UsageError: the text is something else.
+    """
+    try:
+        return _CANDIDATES.validate_json(text)
+    except ValueError as error:
+        raise UsageError(
+            "--candidates is not a list of candidates.", "Give what `mcore-compat watch candidates` printed."
+        ) from error
+
+
+def newest_gate_report(reports: Path) -> str:
+    """Text of the newest ``gate.md`` below a report folder, or "" where there is none."""
+    found = sorted(reports.glob("*/gate.md"), key=lambda path: path.stat().st_mtime)
+    return found[-1].read_text(encoding="utf-8", errors="replace") if found else ""

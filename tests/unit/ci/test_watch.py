@@ -2,11 +2,16 @@
 
 import datetime as dt
 import json
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from mcore_compat.releases.watch import Candidate, Note, candidates, issue_body, run_command
+from mcore_compat.cli.main import app
+from mcore_compat.errors import UsageError
+from mcore_compat.releases.watch import Candidate, Note, candidates, candidates_as_json, issue_body
 
 DAY = dt.date(2026, 11, 30)
 RUN = "https://example.invalid/run"
@@ -52,18 +57,39 @@ def test_a_job_that_did_not_end_is_no_yes():
     assert "| main | no answer: its job did not end |" in body
 
 
+def call(*arguments):
+    done = CliRunner().invoke(app, ["watch", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 def test_notes_travel_through_files(tmp_path):
+    (tmp_path / "compat_matrix").mkdir()
+    (tmp_path / "compat_matrix" / "releases.json").touch()
     (tmp_path / "reports" / "run").mkdir(parents=True)
     (tmp_path / "reports" / "run" / "gate.md").write_text("# break\nwhy\n")
     notes = tmp_path / "notes"
-    run_command(["note", "--name", "main", "--status", "1", "--out", str(notes / "watch-main")], tmp_path)
+    call("note", "--name", "main", "--status", 1, "--out", notes / "watch-main", "--root", tmp_path)
     (notes / "broken").mkdir()
     (notes / "broken" / "note.json").write_text("{")
     (notes / "odd").mkdir()
     (notes / "odd" / "note.json").write_text(json.dumps({"name": "../x", "status": 0, "excerpt": ""}))
-    listed = json.dumps([vars(Candidate("main", "x"))])
+    listed = candidates_as_json([Candidate("main", "x")])
     out = tmp_path / "body.md"
-    arguments = ["body", "--notes", str(notes), "--candidates", listed, "--run", RUN, "--out", str(out)]
-    assert run_command(arguments, tmp_path) == 0
+    call("body", "--notes", notes, "--candidates", listed, "--run", RUN, "--out", out)
     assert "| main | no |" in out.read_text()
     assert "# break\nwhy" in out.read_text()
+    with pytest.raises(UsageError, match="not a list of candidates"):
+        call("body", "--notes", notes, "--candidates", "main", "--run", RUN, "--out", out)
+
+
+def test_candidates_are_the_releases_that_the_matrix_lacks(monkeypatch):
+    from mcore_compat.cli import releases as command
+    from mcore_compat.releases import Release, ReleaseFile
+
+    file = ReleaseFile("f.whl", "0" * 64, 1)
+    fresh = Release("0.99.0", ">=3.12.1", None, None, ("cp312",), sdist=True, source=file)
+    monkeypatch.setattr(command, "fetch_releases", lambda: (fresh,))
+    listed = json.loads(call("candidates", "--root", Path(__file__).parents[3]))
+    assert [entry["name"] for entry in listed] == ["release-0.99.0", "main"]
+    assert set(listed[0]) == {"name", "candidate", "repository"}

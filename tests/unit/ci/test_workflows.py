@@ -1,9 +1,15 @@
 """The workflows: pinned, least of permissions, no log read, and no step that the project does not offer."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from mcore_compat.cli.main import app
+from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.matrix.selection import Selection, plan_cells
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".github" / "workflows"
@@ -56,3 +62,26 @@ def test_sessions_and_scripts_that_are_called_exist(path):
         assert set(called.split()) <= sessions
     for script in re.findall(r"\bci/(\w+)", text):
         assert (ROOT / "ci" / script).is_file()
+
+
+@each
+def test_a_job_that_calls_the_command_installs_it_before(path):
+    jobs = re.split(r"^  (?=\w+:\n)", path.read_text().partition("\njobs:\n")[2], flags=re.MULTILINE)
+    assert len(jobs) > 1
+    for job in jobs:
+        before, called, _ = job.partition("mcore-compat ")
+        if called:
+            assert "pip install --quiet uv" in before
+            assert "uv pip install --quiet --system --editable '.[harness]'" in before
+
+
+@pytest.mark.parametrize(("name", "classes"), [("pull-request", True), ("nightly", False)])
+def test_the_workflow_plans_the_cells_of_the_command_line(name, classes):
+    """Pull requests run what ``nox -s tests`` runs, nightly runs what ``nox -s compat`` runs."""
+    text = (FOLDER / f"{name}.yml").read_text()
+    (planned,) = re.findall(r"\$\(mcore-compat (plan [^)]*)\)", text)
+    done = CliRunner().invoke(app, [*planned.split(), "--root", str(ROOT)], catch_exceptions=False)
+    jobs = [job["cell"] for job in json.loads(done.stdout)["include"]]
+    matrix = load_classified_matrix(ROOT / "compat_matrix")
+    assert jobs == [cell.id for cell in plan_cells(matrix, Selection(classes=classes))]
+    assert len(jobs) == (9 if classes else len(matrix.cells))

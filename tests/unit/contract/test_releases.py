@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,68 @@ def test_a_release_is_yanked_when_all_its_files_are():
     both = [package("m-1.0.tar.gz", is_yanked=True, yanked_reason="bad"), package("m-1.0-py3-none-any.whl")]
     assert release_of("1.0", both).yanked is None
     assert release_of("1.0", both[:1]).yanked == "bad"
+
+
+WHEEL = "megatron_core-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"
+BUILT = "megatron_core-1.0-{}-cp312-cp312-manylinux_2_28_x86_64.whl"
+SDIST = "megatron_core-1.0.tar.gz"
+
+
+def test_a_yanked_file_is_not_read_while_another_is_not_yanked():
+    found = release_of("1.0", [package(WHEEL, is_yanked=True, yanked_reason="broken"), package(SDIST)])
+    assert (found.source.filename, found.yanked, found.wheels, found.sdist) == (SDIST, None, (), True)
+    found = release_of("1.0", [package(WHEEL), package(SDIST, is_yanked=True)])
+    assert (found.source.filename, found.yanked, found.wheels, found.sdist) == (WHEEL, None, ("cp312",), False)
+    found = release_of("1.0", [package(WHEEL, is_yanked=True), package(SDIST, is_yanked=True, yanked_reason="bad")])
+    assert (found.source.filename, found.yanked) == (WHEEL, "bad")
+
+
+def test_a_build_tag_is_not_a_python_tag_and_the_highest_build_is_read():
+    names = [WHEEL, BUILT.format(2), BUILT.format("10a")]
+    found = release_of("1.0", [package(name) for name in names])
+    assert found.wheels == ("cp312",)
+    assert found.source.filename == names[-1]
+    assert release_of("1.0", [package("nonsense.whl"), package(SDIST)]).source.filename == SDIST
+
+
+BOUNDS = (">=3.12.1", ">3.12", "!=3.12.0", "~=3.12.1", "<=3.12", "==3.12", "==3.12.*", "<3.13", ">=3.10", None)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_bound_is_judged_by_the_full_version_of_the_interpreter(bound, monkeypatch):
+    """As uv takes them on 3.12.1, which was measured with one small wheel for each bound."""
+    monkeypatch.setattr("platform.python_version", lambda: "3.12.1")
+    fresh = release("0.20.0", requires_python=bound)
+    assert fresh.refusal("3.12") is None
+    assert latest([release("0.19.2"), fresh], "3.12") == fresh
+    assert unknown_to([release("0.19.2"), fresh], ["0.19.2"], "3.12") == (fresh,)
+
+
+def test_a_bound_above_the_interpreter_refuses(monkeypatch):
+    monkeypatch.setattr("platform.python_version", lambda: "3.12.1")
+    assert release("1.0", requires_python=">=3.12.2").refusal("3.12") == "needs Python >=3.12.2"
+    assert release("1.0", requires_python=">=3.12.2").refusal("3.12.2") is None
+    assert release("1.0", requires_python=">=3.13").refusal("3.12") is not None
+    monkeypatch.setattr("platform.python_version", lambda: "3.13.0")  # uv then brings the newest 3.12
+    assert release("1.0", requires_python=">=3.12.2").refusal("3.12") is None
+
+
+def test_two_spellings_of_a_version_are_one_release():
+    (merged,) = merge([release("0.20.0", yanked="bad")], [release("0.20")])
+    assert (merged.version, merged.yanked) == ("0.20", None)
+
+
+@pytest.mark.parametrize(
+    "change", [("version", 1), ("version", "new"), ("wheels", "cp312"), ("source", {}), ("odd", 0)]
+)
+def test_a_damaged_list_is_refused_with_the_place(change, tmp_path):
+    path = tmp_path / "releases.json"
+    save_releases(path, [release("1.0")])
+    raw = json.loads(path.read_text())
+    raw["releases"][0] |= dict([change])
+    path.write_text(json.dumps(raw))
+    with pytest.raises(NoSuchReleaseError, match=r"releases\.json is not a list of releases: releases\.0"):
+        load_releases(path)
 
 
 def test_what_an_installer_would_take():

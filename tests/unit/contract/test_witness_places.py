@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.compare import FindingState, compare_contracts
-from mcore_compat.contract.rules.planning import class_of_cells
 from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
-from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.selection import Selection, plan_cells
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +37,7 @@ def test_the_rule_speaks_of_those_two_releases(name):
 
 
 def test_the_environments_of_the_tests_session_are_enough():
-    data = ROOT / "compat_matrix"
-    chosen = plan_cells(load_matrix(data / "matrix.toml"), Selection(classes=True), class_of_cells(data))
+    chosen = plan_cells(load_classified_matrix(ROOT / "compat_matrix"), Selection(classes=True))
     needed = {PLACES["BASE"], *(version for sides in PLACES["RELEASES"].values() for version in sides)}
     assert needed <= {cell.id for cell in chosen}
 

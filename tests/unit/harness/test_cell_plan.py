@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcore_compat.contract.rules.classes import classified, load_classified_matrix
 from mcore_compat.errors import SelectionError
 from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.selection import Selection, Shard, github_matrix, plan_cells
 
-MATRIX = load_matrix(Path(__file__).parents[3] / "compat_matrix" / "matrix.toml")
+DATA = Path(__file__).parents[3] / "compat_matrix"
+MATRIX = load_classified_matrix(DATA)
 IDS = [cell.id for cell in MATRIX.cells]
 
 
@@ -29,8 +31,39 @@ def test_patterns_keep_the_order_of_the_matrix():
 
 def test_classes_are_the_newest_of_each_and_both_backports():
     assert ids(classes=True) == [
-        "0.12.3", "0.15.3", "0.16.1", "0.17.1", "0.19.2", "0.17.1-backport-honest", "0.17.1-backport-dishonest",
+        "0.12.3", "0.13.1", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2",
+        "0.17.1-backport-honest", "0.17.1-backport-dishonest",
     ]  # fmt: skip
+
+
+def test_each_cell_has_the_class_that_its_contract_gives_it():
+    classes = {cell.id: cell.contract_class for cell in MATRIX.cells}
+    assert classes["0.13.1"] == classes["0.13.0"] == "0.13"
+    assert classes["0.18.2"] == "0.18"
+    assert classes["0.17.1"] == "0.17"
+    assert classes["0.17.1-backport-honest"] == "0.17 backport-honest"
+    assert classes["0.17.1-backport-dishonest"] == "0.17 backport-dishonest"
+
+
+def test_another_suite_s_matrix_has_classes_too():
+    classes = {cell.id: cell.contract_class for cell in load_classified_matrix(DATA / "ecosystem").cells}
+    assert classes["0.17.1-verl"] == "0.17 verl"
+    assert classes["0.19.2-peft"] == "0.19 peft"
+
+
+def test_what_has_no_contract_is_a_class_of_its_own():
+    """Nothing says what an unknown release or another source equals, so it is never left out."""
+    plain = load_matrix(DATA / "matrix.toml")
+    assert [cell.id for cell in plan_cells(classified(plain, {}), Selection(classes=True))] == IDS
+    known = {"0.18.2": "0.18", "0.18.0": "0.18"}
+    fork = plain.cell("0.18.2").model_copy(update={"id": "fork", "source": "/srv/fork.whl"})
+    cells = classified(plain.model_copy(update={"cells": (*plain.cells, fork)}), known).cells
+    assert {cell.contract_class for cell in cells if cell.megatron_core == "0.18.2"} == {"0.18", "0.18 fork"}
+
+
+def test_a_matrix_without_classes_is_not_planned_by_class():
+    with pytest.raises(AssertionError, match="without its contract classes"):
+        plan_cells(load_matrix(DATA / "matrix.toml"), Selection(classes=True))
 
 
 @pytest.mark.parametrize("pattern", ["0.18.1", "0.20.0", "x*", "hook"])

@@ -55,10 +55,7 @@ WRONG = {
     "duplicate id": ('id = "0.13.0"', 'id = "0.12.3"', "0.12.3", "twice"),
     "same recipe twice": (
         'id = "0.14.0"',
-        (
-            'id = "copy"\nmegatron_core = "0.16.0"\ncontract_class = "0.16"\nexpected_mode = "legacy"\n\n'
-            '[[cell]]\nid = "0.14.0"'
-        ),
+        ('id = "copy"\nmegatron_core = "0.16.0"\nexpected_mode = "legacy"\n\n[[cell]]\nid = "0.14.0"'),
         "0.16.0",
         "same environment",
     ),
@@ -71,7 +68,8 @@ WRONG = {
     "syntax": ("schema_version = 1", "schema_version = ", "line 4", "TOML"),
     "schema version": ("schema_version = 1", "schema_version = 2", "schema_version", "1"),
     "version": ('megatron_core = "0.14.0"', 'megatron_core = "new"', "new", "0.18.2"),
-    "missing key": ('contract_class = "0.16"\n', "", "contract_class", "missing"),
+    "missing key": ('expected_mode = "legacy"\n', "", "expected_mode", "missing"),
+    "a computed value": ('id = "0.14.0"', 'id = "0.14.0"\ncontract_class = "0.14"', "contract_class", "unknown key"),
     "no reason": (', reason = "0.13 imports packaging and does not declare it"', "", "reason", "missing"),
     "link": ("https://github.com/NVIDIA", "http://github.com/NVIDIA", "link", "https"),
     "variable": ('name = "MCORE_COMPAT_BACKPORT"', 'name = "mcore-compat"', "name", "capitals"),

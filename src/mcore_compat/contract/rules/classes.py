@@ -8,16 +8,17 @@ never written down.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from mcore_compat.contract.model import Contract, Direction
-from mcore_compat.contract.rules.rule import Rule
-from mcore_compat.contract.snapshots import sorted_names
+from mcore_compat.contract.rules.rule import Rule, load_rules
+from mcore_compat.contract.snapshots import load_snapshots, sorted_names
+from mcore_compat.files.digest import digest_of_json
+from mcore_compat.matrix.cells import Cell, Matrix, load_matrix
 
-__all__ = ["ReleaseClass", "class_names", "equivalence_classes"]
+__all__ = ["ReleaseClass", "class_names", "classified", "equivalence_classes", "load_classified_matrix"]
 
 _BINDING = {Direction.REPLACE, Direction.CALLED_BY}
 
@@ -53,7 +54,7 @@ def _digest(contract: Contract, rules: Iterable[Rule]) -> str:
         for item in contract.items.values()
         if item.value is not None and any(rule.concerns(item.id) for rule in binding)
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return digest_of_json(facts)
 
 
 def equivalence_classes(contracts: Mapping[str, Contract], rules: Iterable[Rule]) -> tuple[ReleaseClass, ...]:
@@ -79,3 +80,43 @@ def class_names(contracts: Mapping[str, Contract], rules: Iterable[Rule]) -> dic
         for group in found
         for member in group.members
     }
+
+
+def classified(matrix: Matrix, names: Mapping[str, str]) -> Matrix:
+    """The matrix with the contract class of each cell filled in.
+
+    Args:
+        matrix: as its file says.
+        names: class name by release, of the releases whose contract is known.
+    """
+    cells = tuple(cell.model_copy(update={"contract_class": _class_of(cell, names)}) for cell in matrix.cells)
+    return matrix.model_copy(update={"cells": cells})
+
+
+def load_classified_matrix(data: Path) -> Matrix:
+    """Read ``matrix.toml`` and compute each cell's contract class.
+
+    Args:
+        data: folder of the matrix. Rules and contracts are read from it, or from the folder above it (a matrix of
+            another suite beside the project's own); without any, no two releases are of one class.
+
+    Raises:
+        MatrixError: the matrix is missing or not valid.
+        UsageError: a rule or a contract is not valid.
+    """
+    matrix = load_matrix(data / "matrix.toml")
+    home = next((folder for folder in (data, data.parent) if (folder / "rules").is_dir()), None)
+    names = class_names(load_snapshots(home / "contracts"), load_rules(home / "rules")) if home is not None else {}
+    return classified(matrix, names)
+
+
+def _class_of(cell: Cell, names: Mapping[str, str]) -> str:
+    """The class of the release that a cell is built from, with what the cell changes about it.
+
+    A release without a committed contract is a class of its own, since nothing says what it equals. So is a cell with
+    another source: its version is a label only.
+    """
+    release = names.get(cell.megatron_core, cell.megatron_core)
+    tags = [tag for tag in cell.tags if not any(other.startswith(f"{tag}-") for other in cell.tags)]
+    changes = [*tags, cell.id] if cell.source is not None else tags
+    return " ".join([release, *changes])
