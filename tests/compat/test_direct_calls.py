@@ -4,12 +4,12 @@ import pytest
 import torch
 from support.copies import deep_copy, through_pickle
 from support.models import Shape, batch_for, build, shared
-from support.packed import Rows, rows_alone
-from support.reference import gradients, stock_forward
-from support.subject import patched
+from support.models.packed import Rows, rows_alone
+from support.subjects import patched
 from test_patch_machine import VisionLanguageModel
 
 import mcore_fused
+from mcore_compat.testing.reference import gradients, stock_forward
 from mcore_fused import FusedForwardOutput, FusedOutputProcessorContext, fused_output_processor
 
 pytestmark = pytest.mark.needs("patch", "legacy")

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.models import DEVICE, Shape, build, shared
-from support.packed import Rows
+from support.models.packed import Rows
 
 pytestmark = pytest.mark.needs("factories", "float64")
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import DEVICE, Shape, build, half_chain, shared
-from support.packed import Rows, rows_alone
-from support.reference import assert_same_gradients, gradients
+from support.models.packed import Rows, rows_alone
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients
 
 pytestmark = pytest.mark.needs("factories", "float64")
 

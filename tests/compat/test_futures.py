@@ -8,10 +8,10 @@ import pytest
 import torch
 from support import futures
 from support.models import Shape, batch_for, build
-from support.reference import assert_same_gradients, gradients, stock_forward
-from support.subject import patched
+from support.subjects import patched
 
 import mcore_fused
+from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 from mcore_fused import MCoreFusedError
 
 pytestmark = [pytest.mark.needs("patch", "legacy"), pytest.mark.since("upstream_hook")]

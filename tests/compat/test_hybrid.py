@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from support.hybrid import build_hybrid
 from support.models import Shape, batch_for
-from support.reference import assert_same_gradients, gradients, stock_forward
-from support.subject import patched
+from support.models.hybrid import build_hybrid
+from support.subjects import patched
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 
 pytestmark = pytest.mark.needs("patch", "float64")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import shapes
 from support.models import Shape, batch_for, build, shared
-from support.subject import patched
+from support.subjects import patched
 
 pytestmark = pytest.mark.needs("call")
 

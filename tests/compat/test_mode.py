@@ -5,9 +5,9 @@ import functools
 import pytest
 import torch
 from megatron.core.transformer.module import Float16Module
-from support.backport import model_class
 from support.models import Shape, batch_for, build, half_chain, shared
-from support.subject import patched
+from support.models.backport import model_class
+from support.subjects import patched
 
 pytestmark = pytest.mark.needs("mode")
 

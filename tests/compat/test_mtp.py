@@ -7,8 +7,9 @@ returns plausible numbers.
 import pytest
 import torch
 from support.models import Shape, batch_for, build
-from support.reference import assert_same_gradients, gradients, stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 
 pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mtp")]
 

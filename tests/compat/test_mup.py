@@ -3,8 +3,9 @@
 import pytest
 import torch
 from support.models import Shape, batch_for, build
-from support.reference import assert_same_gradients, gradients, log_probs_and_entropy, stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients, log_probs_and_entropy, stock_forward
 
 pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mup")]
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import VOCABS, batches, shapes, temperatures, token_temperatures
 from support.models import Shape, batch_for, build, shared
-from support.reference import assert_same_gradients, gradients, stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 
 pytestmark = pytest.mark.needs("call", "float64")
 

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import pytest
 from support.models import Shape
-from support.packed_ranks import contiguous_round_trip, contiguous_step, fused_and_unfused_step, jagged_step
-from support.ranks import run_ranks
+from support.ranks.packed import contiguous_round_trip, contiguous_step, fused_and_unfused_step, jagged_step
+
+from mcore_compat.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.needs("factories", "float64")
 

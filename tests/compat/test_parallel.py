@@ -5,8 +5,9 @@ from functools import lru_cache
 import pytest
 import torch
 from support.models import Shape
-from support.parallel_jobs import pipeline_step, tensor_parallel_step, whole_model_step
-from support.ranks import run_ranks
+from support.ranks.parallel import pipeline_step, tensor_parallel_step, whole_model_step
+
+from mcore_compat.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.needs("call", "patch", "float64")
 

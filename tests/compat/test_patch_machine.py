@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from megatron.core.transformer.module import Float16Module
 from support.copies import deep_copy, through_pickle
 from support.models import Shape, batch_for, build
-from support.reference import stock_forward
-from support.subject import load_subject, patched
+from support.subjects import load_subject, patched
+
+from mcore_compat.testing.reference import stock_forward
 
 pytestmark = pytest.mark.needs("patch")
 

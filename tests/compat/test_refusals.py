@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from support.models import DEVICE, Shape, batch_for, build, config_for
-from support.subject import patched
+from support.subjects import patched
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 

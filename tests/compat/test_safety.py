@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 from support.models import Shape, batch_for, build
-from support.reference import gradients, stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import gradients, stock_forward
 
 pytestmark = pytest.mark.needs("patch")
 

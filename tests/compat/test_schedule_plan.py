@@ -6,8 +6,9 @@ The node is the real one; it is run by itself on given hidden states, as the sch
 import pytest
 import torch
 from support.models import Shape, batch_for, build
-from support.reference import log_probs_and_entropy
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import log_probs_and_entropy
 
 pytestmark = [pytest.mark.needs("patch", "float64", "schedule_plan")]
 

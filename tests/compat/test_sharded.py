@@ -7,11 +7,13 @@ from functools import lru_cache
 
 import pytest
 import torch
-from support.megatron_fsdp import megatron_fsdp_job, refused_calls_job
-from support.models import Shape, release_mode
-from support.ranks import run_ranks
-from support.sharded import Layout
-from support.sharded_jobs import failing_job, refused_job, step_and_training_job, step_job
+from support.models import Shape
+from support.models.release import release_mode
+from support.ranks.megatron_fsdp import megatron_fsdp_job, refused_calls_job
+from support.ranks.sharded import Layout
+from support.ranks.sharded_jobs import failing_job, refused_job, step_and_training_job, step_job
+
+from mcore_compat.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.needs("call", "patch", "mode", "legacy", "refusal", "float64")
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from support.models import DEVICE, Shape, build, half_chain
-from support.reference import stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import stock_forward
 
 pytestmark = pytest.mark.needs("call", "patch")
 

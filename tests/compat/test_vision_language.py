@@ -5,11 +5,12 @@ float64 sums over H = 32 and V = 97 in another order, some hundred unit roundoff
 
 import pytest
 import torch
-from support.llava import IMAGE, build_llava, images_for
 from support.models import DEVICE, Shape, batch_for, half_chain
-from support.packed import Rows
-from support.reference import assert_same_gradients, gradients, log_probs_and_entropy
-from support.subject import patched
+from support.models.llava import IMAGE, build_llava, images_for
+from support.models.packed import Rows
+from support.subjects import patched
+
+from mcore_compat.testing.reference import assert_same_gradients, gradients, log_probs_and_entropy
 
 pytestmark = pytest.mark.needs("call", "patch", "legacy", "float64")
 

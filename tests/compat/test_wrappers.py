@@ -5,9 +5,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module
 from support.models import Shape, batch_for, build, half_chain
-from support.reference import gradients, stock_forward
-from support.subject import patched
+from support.subjects import patched
 from test_patch_machine import VisionLanguageModel
+
+from mcore_compat.testing.reference import gradients, stock_forward
 
 pytestmark = pytest.mark.needs("call")
 

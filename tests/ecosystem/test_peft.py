@@ -12,9 +12,10 @@ from lora import ATTENTION_AND_MLP, lora_config
 from megatron.core.transformer.module import Float16Module
 from support.copies import groups_by_reference
 from support.models import Shape, batch_for, build
-from support.packed import Rows
-from support.reference import stock_forward
-from support.subject import patched
+from support.models.packed import Rows
+from support.subjects import patched
+
+from mcore_compat.testing.reference import stock_forward
 
 pytestmark = pytest.mark.needs("call", "patch", "legacy", "refusal", "float64")
 

@@ -1,4 +1,4 @@
-"""The adapter of verl (``support/verl_subject.py``) and its real package on the real GPTModel, on a CPU.
+"""The adapter of verl (``support/subjects/verl.py``) and its real package on the real GPTModel, on a CPU.
 
 verl's kernel needs a GPU, so torch stands in its place here: what is tested is that verl's patch applies, that its
 forward is reached, and that both mean what the adapter says. What verl's own kernel gives is judged by
@@ -9,14 +9,15 @@ import sys
 
 import pytest
 import torch
-from support.models import Shape, batch_for, build, features, half_chain, unwrapped
-from support.packed import Rows, rows_alone
-from support.reference import stock_forward
-from support.subject import patched
-from support.verl_subject import Verl, load
+from support.models import Shape, batch_for, build, half_chain, unwrapped
+from support.models.packed import Rows, rows_alone
+from support.models.release import features
+from support.subjects import patched
+from support.subjects.verl import Verl, load
 from verl_torch import verl_on_torch
 
 import mcore_fused
+from mcore_compat.testing.reference import stock_forward
 
 # float64 models; the outputs are fp32 with values up to some tens.
 CLOSE = 1e-5

@@ -1,7 +1,7 @@
 """verl with torch in its kernel's place, so that its patch and its forward functions run on a CPU. For tests only."""
 
 import torch
-from support.verl_subject import Verl, load
+from support.subjects.verl import Verl, load
 
 
 def _log_probs_and_entropy(hidden, weight, labels, temperature):

@@ -34,7 +34,9 @@ def preload(place: str) -> None:
     for name in ["pytest", "_pytest.unraisableexception", *names]:
         importlib.import_module(name)
     if place not in {"unit", "harness"}:
-        spec = importlib.util.spec_from_file_location("_seam", TESTS / "compat" / "support" / "cpu_seam.py")
+        spec = importlib.util.spec_from_file_location(
+            "_seam", TESTS.parent / "src" / "mcore_compat" / "testing" / "cpu_seam.py"
+        )
         seam = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(seam)
         seam.install_cpu_seam()  # Megatron reads the device while it is imported

@@ -21,7 +21,7 @@ from lane.chain import (
 )
 from lane.features import assert_mtp_learns, assert_mup_is_inside
 from support.models import batch_for, unwrapped
-from support.subject import patched
+from support.subjects import patched
 
 pytestmark = pytest.mark.needs("call", "patch")
 

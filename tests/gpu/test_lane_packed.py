@@ -17,8 +17,8 @@ from lane.chain import (
 )
 from lane.packed import packed_batch
 from support.models import DEVICE
-from support.packed import Rows, rows_alone
-from support.subject import patched
+from support.models.packed import Rows, rows_alone
+from support.subjects import patched
 
 pytestmark = pytest.mark.needs("call", "patch")
 

@@ -6,8 +6,9 @@ import pytest
 from lane.chain import LANE, bf16_chain, float64_twin
 from lane.packed import packed_batch
 from lane.training import STEPS, advantages_for, train
-from support.reference import stock_forward
-from support.subject import patched
+from support.subjects import patched
+
+from mcore_compat.testing.reference import stock_forward
 
 pytestmark = pytest.mark.needs("call", "patch")
 

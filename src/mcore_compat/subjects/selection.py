@@ -1,6 +1,6 @@
 """Which implementation the suite is to judge: chosen on the command line, checked before any environment is made.
 
-The suite itself loads it (``tests/compat/support/subject.py``); here it is only found and named.
+The suite itself loads it (:mod:`mcore_compat.subjects.protocol`); here it is only found and named.
 """
 
 from __future__ import annotations
@@ -8,19 +8,14 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.errors import UsageError
+from mcore_compat.subjects.protocol import BUILT_IN, DEFAULT_SUBJECT, FORMS, SubjectNameError, parse_subject
 from mcore_compat.subjects.published import PEERS, Peer
 
 __all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject"]
-
-DEFAULT_SUBJECT = "mcore_fused"
-BUILT_IN = (DEFAULT_SUBJECT, "stock", *PEERS)
-_IN_A_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_FORMS = f"{', '.join(BUILT_IN)}, path/to/file.py:Class, package.module:Class"
 
 
 @dataclass(frozen=True)
@@ -61,16 +56,15 @@ def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
     """
     if text in PEERS:
         return _of_peer(text, PEERS[text], lane)
-    if text in BUILT_IN:
-        return ChosenSubject(text, text, text)
-    path, separator, attribute = text.rpartition(":")
-    if separator and path.endswith(".py"):
-        return _of_file(Path(path), attribute)
-    if _IN_A_MODULE.fullmatch(text):
-        return ChosenSubject(text, text, text)
-    near = difflib.get_close_matches(text, BUILT_IN, n=1)
-    hint = f"Did you mean `{near[0]}`? " if near else ""
-    raise UsageError(f"There is no subject `{text}`.", f"{hint}Allowed: {_FORMS}.")
+    try:
+        spec = parse_subject(text)
+    except SubjectNameError:
+        near = difflib.get_close_matches(text, BUILT_IN, n=1)
+        hint = f"Did you mean `{near[0]}`? " if near else ""
+        raise UsageError(f"There is no subject `{text}`.", f"{hint}Allowed: {FORMS}.") from None
+    if spec.kind == "file":
+        return _of_file(Path(spec.place), spec.attribute)
+    return ChosenSubject(text, text, text)
 
 
 def _of_peer(name: str, peer: Peer, lane: str) -> ChosenSubject:

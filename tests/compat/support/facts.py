@@ -32,6 +32,11 @@ def versions() -> dict:
     }
 
 
+def release() -> str:
+    """The megatron-core of this cell, as its distribution says it."""
+    return _distribution("megatron-core") or "0"
+
+
 def _distribution(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -14,10 +14,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer.module import Float16Module
-from support import models
-from support.models import Shape, build, config_for, unwrapped
-from support.reference import log_probs_and_entropy, stock_forward
-from support.subject import patched
+from support.models import DEVICE, Shape, build, config_for, model_class, unwrapped
+from support.subjects import patched
+
+from mcore_compat.testing.reference import log_probs_and_entropy, stock_forward
 
 HAS_TE = importlib.util.find_spec("transformer_engine") is not None
 SPECS = ("local", "transformer_engine") if HAS_TE else ("local",)
@@ -53,7 +53,7 @@ def build_on(shape, spec):
     if spec == "local":
         return build(shape)
     torch.manual_seed(shape.seed)
-    model = models.model_class()(
+    model = model_class()(
         config=config_for(shape),
         transformer_layer_spec=gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(),
         vocab_size=shape.vocab,
@@ -61,7 +61,7 @@ def build_on(shape, spec):
         position_embedding_type="rope",
         share_embeddings_and_output_weights=shape.tied,
     )
-    return model.to(device=models.DEVICE, dtype=shape.dtype)
+    return model.to(device=DEVICE, dtype=shape.dtype)
 
 
 def float64_twin(chain, shape):

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch
 from support.models import HAS_MUP, batch_for
-from support.reference import stock_forward
-from support.subject import patched
+from support.subjects import patched
 
 from lane.chain import (
     FP32_NOISE,
@@ -17,6 +16,7 @@ from lane.chain import (
     rms,
     truth_of_the_head,
 )
+from mcore_compat.testing.reference import stock_forward
 
 
 def assert_mup_is_inside(subject, batch, mode):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from support.models import DEVICE
-from support.packed import Rows
+from support.models.packed import Rows
 
 LENGTHS = (29, 1, 40, 7, 18)
 

@@ -1,6 +1,5 @@
 """Set-up of the checks of several ranks: the ranks run once, under torchrun, and the checks look at what they left."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,12 +8,8 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).parent
-_COMPAT = _HERE.parents[1] / "compat"
-sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_COMPAT)]
-_spec = importlib.util.spec_from_file_location("compat_session", _COMPAT / "conftest.py")
-sys.modules["compat_session"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["compat_session"])
-pytest_plugins = ["compat_session"]
+sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parents[1] / "compat")]
+pytest_plugins = ["support.session"]
 
 import torch  # noqa: E402
 from lane.paths import CUDA, expected_paths  # noqa: E402

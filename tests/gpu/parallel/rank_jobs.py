@@ -12,16 +12,16 @@ from lane.chain import LANE, bf16_chain
 from lane.packed import packed_batch
 from lane.training import advantages_for, train
 from megatron.core import parallel_state
-from support import models
-from support.context_parallel import ContextParallelAttention
-from support.megatron_fsdp import megatron_fsdp_job
-from support.models import DEVICE, HAS_MTP, Shape, features
-from support.packed import Rows
-from support.parallel_jobs import pipeline_step, tensor_parallel_step, whole_model_step
-from support.partition_mode import partition_mode_known
-from support.sharded import Layout
-from support.sharded_jobs import step_and_training_job, step_job
-from support.subject import load_subject, patched
+from support.models import DEVICE, HAS_MTP, Shape, build
+from support.models.context_parallel import ContextParallelAttention
+from support.models.packed import Rows
+from support.models.partition_mode import partition_mode_known
+from support.models.release import features
+from support.ranks.megatron_fsdp import megatron_fsdp_job
+from support.ranks.parallel import pipeline_step, tensor_parallel_step, whole_model_step
+from support.ranks.sharded import Layout
+from support.ranks.sharded_jobs import step_and_training_job, step_job
+from support.subjects import load_subject, patched
 
 MODES = ("auto", "legacy")
 BASE = Shape(vocab=96, dtype=torch.float32)
@@ -56,8 +56,8 @@ def _context(cp, mode, tied, cp_layout):
     from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
 
     rows = Rows.of(BASE.vocab, CP_LENGTHS, 8)
-    with _attention_over_ranks():
-        model = models.build(replace(BASE, tied=tied, cp=cp, packed=True, positions="learned_absolute"))
+    shape = replace(BASE, tied=tied, cp=cp, packed=True, positions="learned_absolute")
+    model = build(shape, attention=ContextParallelAttention)
     temperatures = torch.tensor([0.5, 2.0, 0.9, 1.0, 0.7], device=DEVICE)
     forward = fused_forward_no_padding_gen(mode=mode)
     with partition_mode_known() if cp_layout == "contiguous" else contextlib.nullcontext():
@@ -69,15 +69,6 @@ def _context(cp, mode, tied, cp_layout):
         "entropy": output["entropy"].values().detach(),
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
     }
-
-
-@contextlib.contextmanager
-def _attention_over_ranks():
-    alone, models.PackedAttention = models.PackedAttention, ContextParallelAttention
-    try:
-        yield
-    finally:
-        models.PackedAttention = alone
 
 
 def _kernel(dtype):

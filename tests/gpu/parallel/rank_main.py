@@ -13,7 +13,9 @@ sys.path[:0] = [str(_HERE), str(_HERE.parent), str(_HERE.parent.parent / "compat
 _started = time.monotonic()
 
 import torch  # noqa: E402
-from support.cpu_seam import install_cpu_seam  # noqa: E402
+
+from mcore_compat.testing import process_groups  # noqa: E402
+from mcore_compat.testing.cpu_seam import install_cpu_seam  # noqa: E402
 
 install_cpu_seam()
 with warnings.catch_warnings():
@@ -22,21 +24,8 @@ with warnings.catch_warnings():
     from lane import faults
     from lane.paths import launches
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from support import facts
-    from support.subject import load_subject
-
-
-def _lay(layout):
-    """Megatron's parallel state over the ranks, anew."""
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout["tp"],
-        pipeline_model_parallel_size=layout["pp"],
-        context_parallel_size=layout["cp"],
-    )
-    model_parallel_cuda_manual_seed(0)
+    from support.subjects import load_subject
 
 
 def _forget_mtp_losses():
@@ -68,7 +57,7 @@ def main(out):
     for name, (layout, function, arguments) in rank_jobs.jobs().items():
         try:
             if layout != laid:
-                _lay(layout)
+                process_groups.lay_out(**layout)
                 laid = layout
             _forget_mtp_losses()
             before = launches()

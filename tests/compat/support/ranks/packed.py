@@ -2,11 +2,10 @@
 
 import torch
 
-from . import models
-from .context_parallel import ContextParallelAttention
-from .models import DEVICE
-from .packed import Rows
-from .partition_mode import partition_mode_known
+from support.models import DEVICE, build
+from support.models.context_parallel import ContextParallelAttention
+from support.models.packed import Rows
+from support.models.partition_mode import partition_mode_known
 
 
 def weights(tokens):
@@ -18,9 +17,8 @@ def jagged_step(shape, lengths, temperatures, options, fused=True, mode="auto"):
     """One step on this rank: its outputs for the whole batch, and its share of the gradients."""
     from mcore_fused.frameworks.forward import forward_no_padding_gen, fused_forward_no_padding_gen
 
-    if shape.cp > 1:
-        models.PackedAttention = ContextParallelAttention  # this process is one rank and ends after the step
-    model, nested = models.build(shape), Rows.of(shape.vocab, lengths).nested
+    attention = ContextParallelAttention if shape.cp > 1 else None
+    model, nested = build(shape, attention=attention), Rows.of(shape.vocab, lengths).nested
     temperature = torch.tensor(temperatures, dtype=torch.float64, device=DEVICE)
     forward = fused_forward_no_padding_gen(mode=mode) if fused else forward_no_padding_gen()
     output = forward(model, nested, nested, {}, temperature, True, 0, **options)

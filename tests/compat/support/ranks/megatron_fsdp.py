@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from .models import DEVICE, Shape, build
-from .sharded import MODES, batches, loss_of, mesh_of_this_device, outputs, own_rank
-from .sharded_jobs import STEPS, whole_training
-from .subject import load_subject, patched
+from support.models import DEVICE, Shape, build
+from support.ranks.sharded import MODES, batches, loss_of, mesh_of_this_device, outputs, own_rank
+from support.ranks.sharded_jobs import STEPS, whole_training
+from support.subjects import load_subject, patched
 
 _PACKAGE = "megatron.core.distributed.fsdp"
 _RATE = 1e-3

@@ -109,7 +109,7 @@ class Verl:
     """
 
     name = "verl"
-    capabilities = frozenset({"call", "patch", "mode", "evidence", "jagged"})
+    capabilities = frozenset({"call", "patch", "mode", "evidence", "jagged", "mup", "mtp"})
 
     def __init__(self):
         self._verl = load()

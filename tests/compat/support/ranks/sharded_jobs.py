@@ -1,7 +1,7 @@
 """What a rank does in the checks of sharded models; module-level functions, so that they can be sent to a rank."""
 
-from .models import Shape, build
-from .sharded import (
+from support.models import Shape, build
+from support.ranks.sharded import (
     MODES,
     Layout,
     batches,
@@ -15,7 +15,7 @@ from .sharded import (
     shard,
     temperature_for,
 )
-from .subject import load_subject, patched
+from support.subjects import load_subject, patched
 
 STEPS = 5
 

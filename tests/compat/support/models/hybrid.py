@@ -16,7 +16,7 @@ from megatron.core import utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-from .models import DEVICE, Shape, config_for, layer_spec
+from support.models import DEVICE, Shape, config_for, layer_spec
 
 _WHERE = (
     ("megatron.core.models.hybrid.hybrid_model", "HybridModel", "megatron.core.models.hybrid.hybrid_block", "Hybrid"),

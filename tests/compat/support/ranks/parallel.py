@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from megatron.core import parallel_state
 
-from .models import DEVICE, Shape, batch_for, build
-from .reference import stock_forward
-from .subject import load_subject, patched
+from mcore_compat.testing.reference import stock_forward
+from support.models import DEVICE, Shape, batch_for, build
+from support.subjects import load_subject, patched
 
 WEIGHTS = (1.0, -0.3)  # of the log-probs and of the entropy in the loss
 

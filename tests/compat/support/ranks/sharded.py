@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from .models import DEVICE, Shape, batch_for
-from .reference import log_probs_and_entropy
-from .subject import patched
+from mcore_compat.testing.reference import log_probs_and_entropy
+from support.models import DEVICE, Shape, batch_for
+from support.subjects import patched
 
 MODES = ("stock", "auto", "legacy")
 _LOSS = "compute_language_model_loss"

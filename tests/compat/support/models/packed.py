@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .models import DEVICE
-from .reference import log_probs_and_entropy, stock_forward
+from mcore_compat.testing.reference import log_probs_and_entropy, stock_forward
+from support.models import DEVICE
 
 
 @dataclass(frozen=True)

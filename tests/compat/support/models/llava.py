@@ -9,7 +9,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLPSubmodules
 
-from .models import DEVICE, config_for, layer_spec
+from support.models import DEVICE, config_for, layer_spec
 
 IMAGE = -200  # LLaVA's own mark of an image among the token ids
 PATCH = 4

@@ -1,0 +1,90 @@
+"""Run one function on several ranks: gloo processes on a CPU host, NCCL ones on GPUs.
+
+Ranks are forked from a server that has imported torch and Megatron and done nothing else. Forking the test process
+itself would inherit its process group and its autograd threads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mcore_compat.testing import process_groups
+
+__all__ = ["run_ranks"]
+
+_TIMEOUT_S = 120
+_PRELOAD = "mcore_compat.testing.preload"
+
+
+def run_ranks(job: Callable[..., Any], *arguments: Any, world: int = 1, **layout: int) -> list[Any]:
+    """Run ``job(*arguments)`` on every rank, inside a process group with Megatron's parallel state.
+
+    Args:
+        job: a module-level function; it and its arguments must be picklable.
+        *arguments: its arguments.
+        world: number of ranks.
+        **layout: tp, pp, cp, ep and vpp, see :func:`mcore_compat.testing.process_groups.lay_out`.
+
+    Returns:
+        The results in rank order, loaded with ``torch.load``.
+
+    Raises:
+        AssertionError: a rank failed or did not end within two minutes; the message has its traceback.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_PRELOAD])
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = [
+            context.Process(target=_main, args=(job, arguments, rank, {"world": world, **layout}, directory))
+            for rank in range(world)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(_TIMEOUT_S)
+        hung = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        ended = {str(rank): process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
+        for process in ranks:
+            process.kill()
+            process.join()
+        errors = {file.stem: file.read_text() for file in sorted(Path(directory).glob("*.error"))}
+        # A rank that was killed (by the host, for memory) leaves no traceback, and the others blame the connection.
+        errors = {
+            rank: f"ended with exit status {code} and no traceback"
+            for rank, code in ended.items()
+            if rank not in errors
+        } | errors
+        # The error first: reports show one line.
+        assert not errors, "\n".join(f"rank {rank}: {_last(text)}\n{text}" for rank, text in errors.items())
+        assert not hung, f"ranks {hung} did not end within {_TIMEOUT_S} s"
+        return [torch.load(Path(directory) / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _main(
+    job: Callable[..., Any], arguments: tuple[Any, ...], rank: int, layout: dict[str, Any], directory: str
+) -> None:
+    os.environ["MCORE_COMPAT_RANK"] = str(rank)
+    try:
+        torch.set_num_threads(1)
+        others = {name: size for name, size in layout.items() if name != "world"}
+        process_groups.start(rank, layout["world"], Path(directory) / "meeting", **others)
+        value = job(*arguments)
+        torch.distributed.barrier()
+        process_groups.stop()
+    except BaseException:
+        (Path(directory) / f"{rank}.error").write_text(traceback.format_exc())
+        raise
+    torch.save(value, Path(directory) / f"{rank}.pt")
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no traceback"
