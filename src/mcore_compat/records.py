@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from mcore_compat.files.untrusted import cleaned
 from mcore_compat.results import Evidence
 from mcore_compat.verdicts import Verdict
 
@@ -31,7 +32,14 @@ __all__ = [
 
 
 class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    """Something that a process of a cell wrote: texts are made printable, numbers are finite."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _printable(cls, data: Any) -> Any:
+        return cleaned(data)
 
 
 @dataclass(frozen=True)
@@ -186,18 +194,20 @@ class SuiteLog:
         checks: outcome by check id.
         collection_errors: message by file that could not be collected.
         exit_status: what pytest said at its end, or None: the log is incomplete.
-        broken_line: 1-based number of the first line that is no JSON object, or None.
+        broken_line: 1-based number of the first line that cannot be read, or None.
+        problem: why the log cannot be read, if it cannot be read at all.
     """
 
     checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
     collection_errors: Mapping[str, str] = field(default_factory=dict)
     exit_status: int | None = None
     broken_line: int | None = None
+    problem: str = ""
 
     @property
     def complete(self) -> bool:
         """Whether the suite said that it had ended, and every line can be read."""
-        return self.exit_status is not None and self.broken_line is None
+        return self.exit_status is not None and self.broken_line is None and not self.problem
 
 
 class SuiteMegatron(_Fact):
@@ -241,6 +251,12 @@ class SuiteFacts(_Fact):
     capabilities: frozenset[str] | None = None
     lacks: dict[str, str] = {}
     not_applicable: dict[str, tuple[str, ...]] = {}
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        if any(count < 0 for count in self.evidence.model_dump().values()):
+            raise ValueError("evidence is counted from zero")
+        return self
 
 
 class Origins(_Fact):

@@ -1,11 +1,15 @@
-"""Takes absolute paths out of everything that is written for others. Pure, apart from reading the host's own roots."""
+"""Takes absolute paths and control characters out of everything that is written for others."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from mcore_compat.files.untrusted import UnusableFileError, open_regular, printable
 
 __all__ = ["Scrubber", "absolute_paths"]
 
@@ -16,6 +20,8 @@ _ABSOLUTE = re.compile(
     r"(?:/[\w.+@=~-]+)+"
 )
 _KEPT_PARTS = 2
+FILE_LIMIT = 64 << 20
+_LINE_LIMIT = 1 << 20
 
 
 class Scrubber:
@@ -32,7 +38,8 @@ class Scrubber:
         self._pairs = sorted((pair for pair in pairs if len(pair[0]) > 1), key=lambda pair: -len(pair[0]))
 
     def text(self, text: str) -> str:
-        """The text without absolute paths."""
+        """The text without absolute paths and control characters."""
+        text = printable(text)
         for folder, name in self._pairs:
             text = text.replace(folder, name)
         return _ABSOLUTE.sub(lambda match: "<…>/" + "/".join(match.group().split("/")[-_KEPT_PARTS:]), text)
@@ -48,14 +55,33 @@ class Scrubber:
         return value
 
     def file(self, path: Path) -> None:
-        """Scrub a text file where it lies, line by line, into place in one step."""
+        """Scrub a text file in place, line by line; what is not a regular file is replaced by a line that says so.
+
+        A file above the limit is cut, with a last line that counts what was left out.
+        """
         temporary = path.with_name(path.name + ".scrubbed")
-        with (
-            path.open(encoding="utf-8", errors="replace") as source,
-            temporary.open("w", encoding="utf-8") as target,
-        ):
-            target.writelines(self.text(line) for line in source)
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as target:
+            try:
+                source = os.fdopen(open_regular(path), encoding="utf-8", errors="replace")
+            except UnusableFileError as exc:
+                target.write(f"removed: {exc}\n")
+            else:
+                with source:
+                    self._copy(source, target)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         temporary.replace(path)
+
+    def _copy(self, source: TextIO, target: TextIO) -> None:
+        room = FILE_LIMIT
+        # A line without an end is read in pieces.
+        while room > 0 and (line := source.readline(_LINE_LIMIT)):
+            room -= len(line)
+            target.write(self.text(line))
+        rest = sum(len(piece) for piece in iter(lambda: source.read(_LINE_LIMIT), ""))
+        if rest:
+            target.write(f"\n… {rest} more characters\n")
 
 
 def absolute_paths(text: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
+from mcore_compat.files.untrusted import printable
 from mcore_compat.judge import criteria as complaints
 from mcore_compat.judge.criteria import excused, found, fulfils
 from mcore_compat.matrix.cells import Cell
@@ -28,7 +29,9 @@ from mcore_compat.results import (
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 from mcore_compat.verdicts import Verdict, rank_in_cell
 
-__all__ = ["judge_cell", "judge_expectations"]
+__all__ = ["described", "failed_cell", "judge_cell", "judge_expectations"]
+
+_DESCRIBED = 500
 
 
 def judge_cell(
@@ -53,7 +56,48 @@ def judge_cell(
         drift: what the static contract found to have moved; it makes a green cell ``drift``.
         subject: what the suite was told to judge. Only another one than this project's own may lack capabilities: the
             checks about them do not apply, and it is told which and why.
+
+    Returns:
+        The verdict; ``unproven`` with a ``judge-error`` if what the cell left cannot be judged at all. One cell never
+        ends the run of the others.
     """
+    try:
+        return _judged(cell, provisioned, run, inventory, expectations, today, drift, subject)
+    except Exception as exc:  # noqa: BLE001  whatever a cell wrote, it costs this cell alone
+        return failed_cell(cell, Verdict.UNPROVEN, "judge-error", f"the cell cannot be judged: {described(exc)}")
+
+
+def failed_cell(cell: Cell, verdict: Verdict, kind: str, message: str) -> CellResult:
+    """The result of a cell of which nothing else is known."""
+    step = "Read the cell's output.log and run it again; if it comes back, report it with the cell's folder."
+    return CellResult(
+        id=cell.id,
+        megatron_core=MegatronCore(requested=cell.megatron_core),
+        contract_class=cell.contract_class,
+        lane=cell.lane,
+        expected_mode=cell.expected_mode,
+        verdict=verdict,
+        reason=message.splitlines()[0],
+        findings=(found(verdict, kind, message, step),),
+    )
+
+
+def described(exc: BaseException) -> str:
+    """An exception in one printable line."""
+    text = printable(str(exc), _DESCRIBED).strip()
+    return f"{type(exc).__name__}: {text.splitlines()[0]}" if text else type(exc).__name__
+
+
+def _judged(
+    cell: Cell,
+    provisioned: Provisioned,
+    run: SuiteRun | None,
+    inventory: Inventory,
+    expectations: Expectations,
+    today: dt.date,
+    drift: tuple[Finding, ...],
+    subject: ChosenSubject,
+) -> CellResult:
     declared = inventory.declared(cell)
     if provisioned.environment is None or run is None:
         return _not_run(cell, provisioned, len(declared))

@@ -169,12 +169,13 @@ def of_completeness(run: SuiteRun) -> Iterable[Finding]:
             "Find the check that hangs, or raise the cell's time_limit_s with a reason.",
         )
     elif finished.returncode < 0:
-        name = signal.Signals(-finished.returncode).name
-        yield unproven("crash", f"the suite's process died of {name}" + _tail(finished.output))
+        yield unproven("crash", f"the suite's process died of {_signal(-finished.returncode)}" + _tail(finished.output))
     elif not log.checks and not log.collection_errors and finished.returncode not in {0, 5}:
         yield unproven("no-start", f"the suite did not start: {_last_error(finished.output)}" + _tail(finished.output))
     elif not log.complete:
-        where = f"line {log.broken_line} cannot be read" if log.broken_line else "its last record is missing"
+        where = log.problem or (
+            f"line {log.broken_line} cannot be read" if log.broken_line else "its last record is missing"
+        )
         yield unproven("incomplete-log", f"the report log is incomplete: {where}" + _tail(finished.output))
     else:
         bad = bool(log.collection_errors) or any(outcome.failed for outcome in log.checks.values())
@@ -297,6 +298,14 @@ def _last_error(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
     return (marked or lines)[-1]
+
+
+def _signal(number: int) -> str:
+    """A signal's name; those without one, real-time signals among them, by their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _tail(output: str) -> str:

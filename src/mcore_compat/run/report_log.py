@@ -1,22 +1,28 @@
 """Reads the suite's report log: what ran in a cell, and how it ended. Pure.
 
 The log is written line by line while the suite runs, so a crash leaves all that was known. A log without its last
-record is incomplete, and an incomplete log proves nothing that it does not contain.
+record is incomplete, and an incomplete log proves nothing that it does not contain. A cell can write anything there:
+a line of another shape than pytest's ends the log, and texts are made printable.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mcore_compat.files.untrusted import MESSAGE_LIMIT, parsed_json, printable
 from mcore_compat.matrix.inventory import check_of
 from mcore_compat.records import CheckOutcome, SuiteLog
 
 __all__ = ["parse"]
 
 _MESSAGE_LINES = 24
+_LINE_LIMIT = 8 << 20
+_NODE_LIMIT = 2000
+_CASE_LIMIT = 200_000
+_OUTCOMES = frozenset({"passed", "failed", "skipped"})
 
 
 @dataclass
@@ -30,43 +36,82 @@ class _Case:
 
 def parse(lines: Iterable[str]) -> SuiteLog:
     """The log in ``lines``, up to the first line that cannot be read."""
-    cases: dict[str, _Case] = {}
-    errors: dict[str, str] = {}
-    exit_status: int | None = None
+    reading = _Reading()
     broken: int | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            entry = None
-        if not isinstance(entry, dict):
+            reading.add(line)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
             broken = number
             break
+    return SuiteLog(_by_check(reading.cases), reading.errors, reading.exit_status, broken)
+
+
+@dataclass
+class _Reading:
+    """What the lines so far say; a line of an unknown shape raises an error of Python's own."""
+
+    cases: dict[str, _Case] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    exit_status: int | None = None
+
+    def add(self, line: str) -> None:
+        if len(line) > _LINE_LIMIT or len(self.cases) + len(self.errors) > _CASE_LIMIT:
+            raise ValueError("too much of it")
+        entry = parsed_json(line)
         kind = entry.get("$report_type")
         if kind == "SessionFinish":
-            exit_status = int(entry["exitstatus"])
+            self.exit_status = _whole(entry["exitstatus"])
         elif kind == "CollectReport":
             if entry.get("outcome") == "failed":
-                errors[str(entry.get("nodeid") or "the suite")] = _message(entry.get("longrepr"))
+                self.errors[_node(entry.get("nodeid") or "the suite")] = _message(entry.get("longrepr"))
         elif "when" in entry and "nodeid" in entry:
-            _add(cases.setdefault(str(entry["nodeid"]), _Case()), entry)
-    return SuiteLog(_by_check(cases), errors, exit_status, broken)
+            _add(self.cases.setdefault(_node(entry["nodeid"]), _Case()), entry)
 
 
 def _add(case: _Case, entry: Mapping[str, Any]) -> None:
-    outcome = entry.get("outcome")
-    case.seconds += float(entry.get("duration") or 0.0)
+    outcome = entry["outcome"]
+    if outcome not in _OUTCOMES:
+        raise ValueError("an outcome that pytest does not have")
+    case.seconds += _seconds(entry.get("duration"))
     if outcome == "failed":
         if not case.failed:
             case.message = _message(entry.get("longrepr"))
         case.failed = True
     elif outcome == "skipped":
         case.skipped = True
-        case.message = case.message or str(entry.get("wasxfail") or _message(entry.get("longrepr")))
-    elif outcome == "passed" and entry.get("when") == "call":
+        case.message = case.message or _text(entry.get("wasxfail") or "") or _message(entry.get("longrepr"))
+    elif entry.get("when") == "call":
         case.passed = True
+
+
+def _node(value: Any) -> str:
+    return printable(_string(value), _NODE_LIMIT)
+
+
+def _text(value: Any) -> str:
+    return printable(_string(value), MESSAGE_LIMIT)
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("not a whole number")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value or 0.0)
+    if isinstance(value, str) or not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("not a duration")
+    return seconds
 
 
 def _by_check(cases: Mapping[str, _Case]) -> dict[str, CheckOutcome]:
@@ -92,7 +137,11 @@ def _by_check(cases: Mapping[str, _Case]) -> dict[str, CheckOutcome]:
 
 
 def _message(longrepr: Any) -> str:
-    """The lines that say what went wrong, without the traceback's code."""
+    """The lines that say what went wrong, without the traceback's code; printable."""
+    return printable(_said(longrepr), MESSAGE_LIMIT)
+
+
+def _said(longrepr: Any) -> str:
     if isinstance(longrepr, str):
         lines = [line for line in longrepr.splitlines() if line.strip()]
         marked = [line[1:].strip() for line in lines if line.startswith("E ")]

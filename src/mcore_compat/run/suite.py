@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -9,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcore_compat.files.untrusted import open_regular, printable, read_bounded
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.records import Environment, SuiteRun
+from mcore_compat.records import Environment, SuiteLog, SuiteRun
 from mcore_compat.run.process import run_logged
 from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
@@ -20,6 +22,8 @@ from mcore_compat.subjects.selection import OURS, ChosenSubject
 __all__ = ["SuiteOptions", "run_suite"]
 
 _TEST_LIMIT_S = 300
+_LOG_LIMIT = 256 << 20
+_PROGRESS_BYTES = 4 << 20
 _CALL = b'"when": "call"'
 
 
@@ -97,9 +101,17 @@ def run_suite(
             cancel=cancel,
             on_tick=counter.update,
         )
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     facts, problem = read_facts(out)
-    return SuiteRun(finished, parse(lines), facts, problem, read_origins(out.glob("origins-*.json")))
+    return SuiteRun(finished, _read_log(log), facts, problem, read_origins(out.glob("origins-*.json")))
+
+
+def _read_log(path: Path) -> SuiteLog:
+    try:
+        return parse(read_bounded(path, _LOG_LIMIT).split("\n"))
+    except FileNotFoundError:
+        return SuiteLog()
+    except OSError as exc:
+        return SuiteLog(problem=printable(str(exc)))
 
 
 def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> list[str | Path]:
@@ -136,11 +148,15 @@ class _Counter:
         self._count = 0
 
     def update(self) -> None:
-        if self._on_progress is None or not self._log.is_file():
+        if self._on_progress is None:
             return
-        with self._log.open("rb") as source:
+        try:
+            source = os.fdopen(open_regular(self._log), "rb")
+        except OSError:
+            return
+        with source:
             source.seek(self._offset)
-            new = source.read()
+            new = source.read(_PROGRESS_BYTES)
         end = new.rfind(b"\n") + 1
         if end:
             self._offset += end

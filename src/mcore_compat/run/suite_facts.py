@@ -1,4 +1,7 @@
-"""What the suite says of itself (``facts.json``) and what the harness's plugin saw (``origins-*.json``)."""
+"""What the suite says of itself (``facts.json``) and what the harness's plugin saw (``origins-*.json``).
+
+Both are files that a cell's processes write, so their size, their number and their texts are bounded.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mcore_compat.files.untrusted import cleaned, read_bounded
 from mcore_compat.records import Origins, SuiteFacts, SuiteSeconds
 from mcore_compat.results import Evidence
 
 __all__ = ["read_facts", "read_origins"]
+
+_FILE_LIMIT = 32 << 20
+_FILES_LIMIT = 256
 
 
 def read_facts(folder: Path) -> tuple[SuiteFacts | None, str]:
@@ -21,15 +28,17 @@ def read_facts(folder: Path) -> tuple[SuiteFacts | None, str]:
     paths = sorted(folder.glob("facts*.json"))
     if not paths:
         return None, "the suite wrote no facts.json"
+    if len(paths) > _FILES_LIMIT:
+        return None, f"the suite wrote {len(paths)} files of facts"
     found = []
     for path in paths:
         try:
-            found.append(SuiteFacts.model_validate_json(path.read_text(encoding="utf-8")))
+            found.append(SuiteFacts.model_validate_json(read_bounded(path, _FILE_LIMIT)))
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
             key = ".".join(str(part) for part in first["loc"]) or "the whole file"
-            return None, f"the suite's {path.name} is wrong at `{key}`: {first['msg']}"
-        except (OSError, UnicodeDecodeError) as exc:
+            return None, cleaned(f"the suite's {path.name} is wrong at `{key}`: {first['msg']}")
+        except OSError as exc:
             return None, f"the suite's {path.name} cannot be read: {type(exc).__name__}"
     return _merged(found), ""
 
@@ -37,9 +46,9 @@ def read_facts(folder: Path) -> tuple[SuiteFacts | None, str]:
 def read_origins(paths: Iterable[Path]) -> tuple[Origins, ...]:
     """Those of the plugin's files that can be read; a file that cannot is as good as missing."""
     found = []
-    for path in sorted(paths):
+    for path in sorted(paths)[:_FILES_LIMIT]:
         try:
-            found.append(Origins.model_validate_json(path.read_text(encoding="utf-8")))
+            found.append(Origins.model_validate_json(read_bounded(path, _FILE_LIMIT)))
         except (OSError, ValidationError):
             continue
     return tuple(found)

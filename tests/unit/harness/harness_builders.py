@@ -206,3 +206,8 @@ def report(*cells, findings=()):
         cells=cells,
         findings=tuple(findings),
     )
+
+
+def write_facts(path, **changes):
+    """A suite's file of facts; values as they are, whether valid or not."""
+    path.write_text(json.dumps(suite_facts().model_dump(mode="json") | changes), encoding="utf-8")
