@@ -12,7 +12,7 @@ import mcore_fused
 from mcore_compat.testing.reference import gradients, stock_forward
 from mcore_fused import FusedForwardOutput, FusedOutputProcessorContext, fused_output_processor
 
-pytestmark = pytest.mark.needs("patch", "legacy")
+pytestmark = pytest.mark.needs("patch", "legacy", "library")
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 

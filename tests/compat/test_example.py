@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.needs("patch", "mode", "evidence")
+pytestmark = pytest.mark.needs("patch", "mode", "evidence", "library")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy_gradient_step.py"
 

@@ -1,4 +1,4 @@
-"""What the library does when it meets the Megatrons of next year (see support/futures.py).
+"""What the library does when it meets the Megatrons of next year (see support/models/futures.py).
 
 Each future ends in one of three ways: a typed error that names what changed and the next step, tolerated and
 recorded, or legacy mode with the right numbers. Never in a plausible wrong number.
@@ -6,15 +6,14 @@ recorded, or legacy mode with the right numbers. Never in a plausible wrong numb
 
 import pytest
 import torch
-from support import futures
-from support.models import Shape, batch_for, build
+from support.models import Shape, batch_for, build, futures
 from support.subjects import patched
 
 import mcore_fused
 from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 from mcore_fused import MCoreFusedError
 
-pytestmark = [pytest.mark.needs("patch", "legacy"), pytest.mark.since("upstream_hook")]
+pytestmark = [pytest.mark.needs("patch", "legacy", "library"), pytest.mark.since("upstream_hook")]
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 BATCH = batch_for(97, 2, 5)

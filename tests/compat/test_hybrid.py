@@ -8,7 +8,7 @@ from support.subjects import patched
 
 from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 
-pytestmark = pytest.mark.needs("patch", "float64")
+pytestmark = pytest.mark.needs("patch", "mode", "float64", "hybrid")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -79,6 +79,7 @@ def test_token_temperature_of_another_shape(subject, mode):
         subject.call(model, *batch.inputs, labels=batch.labels, temperature=torch.ones(5, 2))
 
 
+@pytest.mark.needs("label_range")
 @MODES
 @pytest.mark.parametrize("label", [97, 98, -1, -101, 2**31 - 1, 2**40])
 def test_out_of_range_labels_are_poison(subject, mode, label):
@@ -93,7 +94,7 @@ def test_out_of_range_labels_are_poison(subject, mode, label):
     assert torch.equal(bad.log_probs[0], good.log_probs[0])
 
 
-@pytest.mark.needs("patch")
+@pytest.mark.needs("patch", "library")
 @MODES
 def test_positional_labels(subject, mode):
     """The fifth positional argument of every release's forward is ``labels``."""

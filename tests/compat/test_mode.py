@@ -56,6 +56,7 @@ def test_mode_probe_leaves_the_model_alone(subject, tied):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.needs("mtp")
 @pytest.mark.since("mtp")
 def test_mode_with_mtp(subject):
     assert subject.mode(build(Shape(mtp=1))) == _expected_mode()

@@ -11,7 +11,7 @@ from support.subjects import patched
 
 from mcore_compat.testing.reference import assert_same_gradients, gradients, stock_forward
 
-pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mtp")]
+pytestmark = [pytest.mark.needs("call", "float64", "mtp"), pytest.mark.since("mtp")]
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TIED = pytest.mark.parametrize("tied", [False, True])

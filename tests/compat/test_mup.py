@@ -7,7 +7,7 @@ from support.subjects import patched
 
 from mcore_compat.testing.reference import assert_same_gradients, gradients, log_probs_and_entropy, stock_forward
 
-pytestmark = [pytest.mark.needs("call", "float64"), pytest.mark.since("mup")]
+pytestmark = [pytest.mark.needs("call", "float64", "mup"), pytest.mark.since("mup")]
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -32,6 +32,7 @@ def _assert_close(actual, expected, what, tolerance=CLOSE):
     assert error <= tolerance * max(1.0, expected.norm().item()), f"{what} differs by {error:.3g}"
 
 
+@pytest.mark.needs("tensor_parallel", "evidence")
 @MODES
 @TIED
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -61,6 +62,7 @@ def test_tensor_parallel(mode, tied, sequence_parallel):
         _assert_close(whole, expected, name)
 
 
+@pytest.mark.needs("pipeline", "mode")
 @MODES
 @TIED
 def test_pipeline_parallel(mode, tied):
@@ -70,6 +72,7 @@ def test_pipeline_parallel(mode, tied):
     _check_pipeline(single, first, last, tied, CLOSE)
 
 
+@pytest.mark.needs("pipeline", "mode", "mtp")
 @pytest.mark.since("mtp")
 @MODES
 @TIED

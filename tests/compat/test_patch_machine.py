@@ -190,9 +190,10 @@ class PatchMachine(RuleBasedStateMachine):
 PatchMachine.TestCase.settings = hypothesis.settings(
     max_examples=max(10, hypothesis.settings().max_examples // 2), stateful_step_count=25
 )
-TestPatchMachine = PatchMachine.TestCase
+TestPatchMachine = pytest.mark.needs("legacy", "refusal")(PatchMachine.TestCase)
 
 
+@pytest.mark.needs("legacy")
 def test_two_models_do_not_share_a_patch(subject):
     """P2: patch A, build B of the same class, unpatch A."""
     first, second = build(Shape()), build(Shape(seed=1))
@@ -205,6 +206,7 @@ def test_two_models_do_not_share_a_patch(subject):
     assert "forward" not in vars(first)
 
 
+@pytest.mark.needs("legacy")
 def test_patch_is_idempotent(subject):
     """P4: installing twice is installing once."""
     model = build(Shape())
@@ -220,6 +222,7 @@ def test_patch_is_idempotent(subject):
         assert vars(model) == before
 
 
+@pytest.mark.needs("legacy", "pipeline")
 def test_patch_a_list_of_chunks(subject):
     """P8: virtual pipeline chunks; those without a head hand hidden states on unchanged."""
     first = build(Shape(post_process=False))

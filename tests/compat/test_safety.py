@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs("patch")
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
 
-@pytest.mark.needs("evidence")
+@pytest.mark.needs("evidence", "mode")
 @MODES
 def test_every_fused_call_leaves_evidence(subject, mode):
     """P7: proof of execution, not of installation; one call, one count, on the path that was installed."""
@@ -31,7 +31,7 @@ def test_every_fused_call_leaves_evidence(subject, mode):
     assert unchanged == after
 
 
-@pytest.mark.needs("evidence")
+@pytest.mark.needs("evidence", "refusal")
 @MODES
 def test_a_call_that_bypasses_the_head_is_an_error(subject, mode):
     """P3, P7, P11: fusion asked for and not run is never a silent fallback."""
@@ -45,6 +45,7 @@ def test_a_call_that_bypasses_the_head_is_an_error(subject, mode):
         model.__class__ = kind
 
 
+@pytest.mark.needs("thread_safety")
 @MODES
 def test_a_forward_inside_a_forward(subject, mode):
     """Re-entrancy: a stock and a fused forward of the same model, run from inside its fused forward."""
@@ -69,6 +70,7 @@ def test_a_forward_inside_a_forward(subject, mode):
     assert torch.equal(outer.log_probs, plain.log_probs)
 
 
+@pytest.mark.needs("thread_safety")
 @MODES
 def test_threads(subject, mode):
     """Two threads on one model: each gets its own labels' log-probs, and nothing is left installed."""
@@ -112,6 +114,7 @@ def test_frozen_parts(subject, mode, frozen):
         assert torch.allclose(actual[name], gradient, atol=1e-9 * gradient.norm().item()), name
 
 
+@pytest.mark.needs("config_logger")
 @MODES
 def test_config_logger_payload(subject, mode, tmp_path):
     """The config logger keeps its file and its keys; fused outputs stand in for the logits."""

@@ -15,7 +15,7 @@ from support.ranks.sharded_jobs import failing_job, refused_job, step_and_traini
 
 from mcore_compat.testing.ranks import run_ranks
 
-pytestmark = pytest.mark.needs("call", "patch", "mode", "legacy", "refusal", "float64")
+pytestmark = pytest.mark.needs("call", "patch", "mode", "legacy", "refusal", "float64", "sharded")
 
 PLAIN, TIED = Shape(vocab=96), Shape(vocab=96, tied=True)
 LAYOUTS = {
@@ -87,6 +87,7 @@ def test_five_steps(layout):
             assert torch.equal(found["auto"]["parameters"][name], found["legacy"]["parameters"][name]), name
 
 
+@pytest.mark.needs("mtp")
 @pytest.mark.since("mtp")
 def test_one_step_with_mtp():
     """The head is called for each depth. MTP's loss is fp32 in stock: gradients that contain it agree to some 1e-6."""
@@ -95,6 +96,7 @@ def test_one_step_with_mtp():
             _assert_same_step(found[mode], found["whole"], f"{mode} on rank {rank}", 2e-6)
 
 
+@pytest.mark.needs("tensor_parallel")
 def test_one_step_with_tensor_parallelism():
     """Four ranks: a vocabulary shard each, of which FSDP holds a half."""
     shape = Shape(vocab=96, tp=2)

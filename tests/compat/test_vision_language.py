@@ -12,7 +12,7 @@ from support.subjects import patched
 
 from mcore_compat.testing.reference import assert_same_gradients, gradients, log_probs_and_entropy
 
-pytestmark = pytest.mark.needs("call", "patch", "legacy", "float64")
+pytestmark = pytest.mark.needs("call", "patch", "float64", "vlm")
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 CLOSE = 1e-10

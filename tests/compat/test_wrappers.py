@@ -53,6 +53,7 @@ def test_ddp_gradients_equal_the_unfused_chain(subject, mode):
         assert (found[1][name] - expected).norm() <= 1e-4 * expected.norm(), name
 
 
+@pytest.mark.needs("vlm")
 @MODES
 @pytest.mark.parametrize("wrap", [lambda outer, _: outer, lambda outer, config: Float16Module(config, outer)])
 def test_vision_language_model(subject, mode, wrap):

@@ -69,6 +69,7 @@ def test_ignored_labels_give_exactly_zero(subject, mode):
     assert not output.entropy[0, 3:5].any()
 
 
+@pytest.mark.needs("mup")
 @pytest.mark.since("mup")
 @MODES
 def test_outputs_with_mup(subject, mode):
@@ -104,6 +105,7 @@ def test_forced_legacy_equals_hook_bit_for_bit(subject, tied):
     assert not different
 
 
+@pytest.mark.needs("mtp")
 @pytest.mark.since("mtp")
 @MODES
 @TIED

@@ -55,12 +55,14 @@ def test_gradients_of_a_plain_sum(subject, mode):
     )
 
 
+@pytest.mark.needs("mup")
 @pytest.mark.since("mup")
 @MODES
 def test_mup_of_one_row(subject, mode):
     assert_mup_is_inside(subject, _row(), mode)
 
 
+@pytest.mark.needs("mtp")
 @pytest.mark.since("mtp")
 @MODES
 @TIED

@@ -19,7 +19,9 @@ class Stock:
     """The trivial subject: stock logits, then log-softmax. Green wherever it applies, or the suite is wrong."""
 
     name = "stock"
-    capabilities = frozenset({"call", "float64", "ignored_labels", "temperature_per_token", "mup", "mtp", "refusal"})
+    capabilities = frozenset(
+        {"call", "float64", "ignored_labels", "temperature_per_token", "label_range", "mup", "mtp"}
+    )
 
     def patch(self, model, mode="auto"):
         """Nothing to install."""
