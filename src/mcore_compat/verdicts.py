@@ -30,6 +30,11 @@ class Verdict(StrEnum):
         return self in {Verdict.OK, Verdict.DRIFT}
 
     @property
+    def label(self) -> str:
+        """The verdict, and beside it what it is commonly called."""
+        return f"{self.value} ({_COMMON[self]})" if self in _COMMON else self.value
+
+    @property
     def meaning(self) -> str:
         """One line for people."""
         return _MEANINGS[self]
@@ -44,6 +49,13 @@ class ExitCode(IntEnum):
     COULD_NOT_JUDGE = 3
 
 
+_COMMON = {
+    Verdict.DRIFT: "works, upstream changed",
+    Verdict.BREAK: "failed",
+    Verdict.UNRESOLVABLE: "cannot be installed",
+    Verdict.INFRA: "environment error",
+    Verdict.UNPROVEN: "inconclusive",
+}
 _MEANINGS = {
     Verdict.OK: "every declared check ran and passed",
     Verdict.DRIFT: "upstream's surface moved, behaviour is equal",

@@ -15,51 +15,55 @@ _NOT_JUDGED = (Verdict.UNRESOLVABLE, Verdict.INFRA)
 def decide(
     baseline: Side, candidate: Side, tiers: Sequence[Tier], findings: Sequence[GateFinding]
 ) -> tuple[Verdict, str]:
-    """Verdict and its reason. What both sides share is told and not held against the candidate."""
+    """Verdict and its reason. What both sides share is reported and does not count against the candidate."""
     new = [f for f in findings if f.state == "new"]
     broken = [f for f in new if f.weight == "break"]
     if candidate.cell is not None and candidate.cell.verdict in _NOT_JUDGED:
         return candidate.cell.verdict, candidate.cell.reason
     if broken:
-        # A confirmed contract finding says why; a failed check only that.
+        # A reproduced contract finding says why; a failed check only that.
         first = min(broken, key=lambda f: (f.witness != "confirmed", f.origin != "cell"))
-        more = f" (+{len(broken) - 1} more)" if len(broken) > 1 else ""
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         if first.upstream:
             own = sum(f.upstream for f in broken)
             more += (
-                f"; {own} of {len(broken)} failures are broken upstream, not by us: none of our code is on their stack"
+                f"; {own} of {len(broken)} failures are broken upstream, not by us (none of our code is on their stack)"
             )
-        return Verdict.BREAK, f"{first.title}: {first.message.partition(chr(10))[0]}{more}"
+        return Verdict.BREAK, f"{_said(first)}{more}"
     if baseline.cell is not None and baseline.cell.verdict in _NOT_JUDGED:
         return Verdict.UNPROVEN, f"the baseline could not be judged: {baseline.cell.reason}"
     flaky = [f for f in findings if f.state == "flaky"]
     if flaky:
-        return Verdict.UNPROVEN, f"{len(flaky)} differences were not there in a second run, first {flaky[0].title}"
+        return Verdict.UNPROVEN, f"the second run of the same environments gave another result: {_said(flaky[0])}"
     ran = {tier.name for tier in tiers if tier.ran}
     if not ran & {"cpu", "gpu"}:
-        return Verdict.UNPROVEN, "nothing speaks against it in the source; no cell was run"
+        return Verdict.UNPROVEN, "the sources show nothing that breaks; no cell was run"
     unproven = [f for f in new if f.level == "unproven"]
     if unproven:
-        return Verdict.UNPROVEN, f"{unproven[0].title}: {unproven[0].message.partition(chr(10))[0]}"
+        return Verdict.UNPROVEN, _said(unproven[0])
     shared = [f for f in findings if f.state == "same" and f.origin == "cell" and f.level in {"break", "unproven"}]
     unseen = [f for f in shared if f.level == "unproven"]
     if unseen:
         # A failure that was there before is knowledge; what neither side has shown is none.
-        first_line = unseen[0].message.partition("\n")[0]
-        return Verdict.UNPROVEN, f"nothing new, and not proved on either side: {unseen[0].title}: {first_line}"
-    suffix = f"; {len(shared)} complaints as before, on both sides" if shared else ""
-    suffix += "" if "cpu" in ran else "; GPU cells only, the CPU cells are those of `mcore-compat gate`"
+        return Verdict.UNPROVEN, f"nothing is new, but neither side is proved: {_said(unseen[0])}"
+    failures = "1 failure" if len(shared) == 1 else f"{len(shared)} failures"
+    suffix = f"; {failures} on both sides" if shared else ""
+    suffix += "" if "cpu" in ran else "; GPU cells only, `mcore-compat gate` runs the CPU cells"
     declared = [f for f in new if f.level == "drift" and f.origin == "cell"]
     if declared:
         first = declared[0]
-        line = first.message.partition("\n")[0]
         whose = ", broken upstream and not by us" if first.upstream else ""
-        return Verdict.DRIFT, f"a declared failure that the baseline has not{whose}: {first.title}: {line}{suffix}"
+        return Verdict.DRIFT, f"a declared failure that the baseline does not have{whose}: {_said(first)}{suffix}"
     drifted = [f for f in new if f.weight == "drift"]
     if drifted or (candidate.modes != baseline.modes):
-        what = drifted[0].message if drifted else "other modes than before"
-        return Verdict.DRIFT, f"the surface moved and behaviour is equal: {what}{suffix}"
+        what = drifted[0].headline if drifted else "other modes than before"
+        return Verdict.DRIFT, f"upstream's surface changed and behaviour is equal: {what}{suffix}"
     return Verdict.OK, f"nothing that we depend on changed for the worse{suffix}"
+
+
+def _said(finding: GateFinding) -> str:
+    """A finding in one line; a check or a kind of finding is named before it, a rule's sentence speaks for itself."""
+    return finding.headline if finding.origin == "contract" else f"{finding.title}: {finding.headline}"
 
 
 def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFinding]) -> str:
@@ -73,13 +77,17 @@ def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFindi
     if verdict is Verdict.DRIFT:
         return f"Read what moved, then move to {candidate.name}{keep}."
     if verdict is Verdict.BREAK:
-        where = f" (concerned: {', '.join(modes)})" if modes else ""
+        where = f" (affected: {', '.join(modes)})" if modes else ""
         cause = next((f.next_step for f in new if f.next_step), "")
         if new and all(f.upstream for f in new):
-            return f"Report it upstream, and stay on the baseline where the feature is used. {cause}".strip()
+            return f"Report it upstream, and stay on the baseline if the feature is used. {cause}".strip()
         return f"Stay on the baseline{where}; find the change with `mcore-compat bisect`. {cause}".strip()
     if verdict is Verdict.UNRESOLVABLE:
         return "Change the requirement named in the reason, or the cell's constraints in compat_matrix/matrix.toml."
     if any(f.state == "flaky" for f in findings):
-        return "Find out why the check is not stable before trusting it on either side; a re-run never makes it pass."
-    return "Put right what the reason names, and run the gate again."
+        return (
+            "Find out why the check is not stable before you trust it on either side; a second run never makes it pass."
+        )
+    if candidate.cell is None:
+        return "Run the gate without --static: only cells that ran can make it green."
+    return "Correct what the reason names, and run the gate again."

@@ -30,6 +30,7 @@ class GateFinding(_Record, AnyFinding):
         state: new in the candidate, fixed in it, on both sides, or not the same when run again.
         witness: what running the rule's witness on both sides said; ``none`` where the finding needs none.
         consequence: by mode of ours.
+        change: lines of a diff of the contract's item, from the baseline to the candidate.
         upstream: raised inside megatron-core with nothing of ours on the stack: broken upstream, not by us.
     """
 
@@ -45,6 +46,7 @@ class GateFinding(_Record, AnyFinding):
     witness: WitnessState = "none"
     witness_note: str = ""
     consequence: dict[str, str] = {}
+    change: tuple[str, ...] = ()
     upstream: bool = False
 
     @property

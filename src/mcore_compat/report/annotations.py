@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mcore_compat.gate.model import GateReport
-from mcore_compat.report.causes import causes
+from mcore_compat.report.answer import counted
+from mcore_compat.report.causes import Cause, all_causes
+from mcore_compat.report.clean import cleaned, shortened
+from mcore_compat.report.sarif import SUITE_FOLDER
 from mcore_compat.results import Report
 from mcore_compat.verdicts import severity
 
@@ -28,26 +31,35 @@ def _command(level: str, title: str, message: str, file: str | None = None, line
     shown = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
     parts = [f"file={_property(file)}"] if file else []
     parts += [f"line={line}"] if line else []
-    parts.append(f"title={_property(title[:120])}")
+    parts.append(f"title={_property(shortened(title, 120))}")
     return f"::{level} {','.join(parts)}::{_data(shown)}"
 
 
+def _line(cause: Cause) -> tuple[str, str]:
+    level = _COMMANDS[severity(cause.weight)]
+    file = cause.checks[0].partition("::")[0] if cause.checks else ""
+    path = f"{SUITE_FOLDER}/{file}" if file.endswith(".py") and not cause.in_source else None
+    rows = [cause.message]
+    if cause.where:
+        rows[0] = f"{cause.headline} ({cause.where})"
+    rows += [f"{mode}: {words}" for mode, words in cause.by_mode]
+    if cause.in_source and cause.checks:
+        rows.append(f"{counted(len(cause.checks), 'failing check')} name it")
+    rows += [f"Cells: {', '.join(cause.cells)}"] if cause.cells else []
+    title = cause.kind if cause.in_source else cause.title
+    return level, _command(level, title, "\n".join(rows), path)
+
+
 def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, str]]:
-    for finding in gate.findings if gate else ():
-        if finding.origin == "contract" and finding.state == "new" and finding.level != "info":
-            words = "; ".join(f"{mode}: {text}" for mode, text in finding.consequence.items())
-            place = f" ({finding.where})" if finding.where else ""
-            level = _COMMANDS[severity(finding.weight)]
-            yield level, _command(level, finding.title, f"{finding.message}{place}. {words}")
-    for cause in causes(report) if report else ():
-        level = _COMMANDS[severity(cause.finding.weight)]
-        file = (cause.finding.check or "").partition("::")[0]
-        path = f"tests/compat/{file}" if file.endswith(".py") else None
-        yield level, _command(level, cause.title, f"{cause.finding.message}\nCells: {', '.join(cause.cells)}", path)
+    for cause in all_causes(report, gate):
+        if cause.state in {None, "flaky"} or (cause.state == "new" and cause.level != "note"):
+            yield _line(cause)
 
 
 def render_annotations(report: Report | None, gate: GateReport | None = None) -> list[str]:
     """At most ten of a level; a last line counts what was cut."""
+    report = cleaned(report) if report else None
+    gate = cleaned(gate) if gate else None
     kept: list[str] = []
     counts: dict[str, int] = {}
     for level, line in _all(report, gate):
@@ -56,5 +68,5 @@ def render_annotations(report: Report | None, gate: GateReport | None = None) ->
             kept.append(line)
     cut = sum(max(0, count - PER_LEVEL) for count in counts.values())
     if cut:
-        kept.append(_command("notice", "annotations cut", f"{cut} more are in the report"))
+        kept.append(_command("notice", "annotations cut", f"{counted(cut, 'more is', 'more are')} in the report"))
     return kept

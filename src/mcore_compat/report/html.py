@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from mcore_compat.gate.model import GateReport
-from mcore_compat.report.causes import causes
+from mcore_compat.report.answer import answer_of_gate, answer_of_run, counted
+from mcore_compat.report.causes import HEADINGS, STATES, Cause, all_causes
+from mcore_compat.report.clean import cleaned, sentence, shortened
 from mcore_compat.report.timeline import Transition
-from mcore_compat.results import CellResult, CheckResult, Report
+from mcore_compat.results import CellResult, CheckResult, Report, signature
 
 __all__ = ["Budget", "render_page"]
+
+_OPEN_CARDS = 3
+_TITLE = 220
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,33 @@ def _groups(cell: CellResult, names: Sequence[str]) -> dict[str, _Group]:
     }
 
 
+def _code(text: str) -> markupsafe.Markup:
+    """Escaped text, with what is in backticks as code; a backtick without a partner stays."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
+    shown = [markupsafe.escape(part) for part in parts]
+    pieces = [f"<code>{part}</code>" if number % 2 and part else str(part) for number, part in enumerate(shown)]
+    return markupsafe.Markup("".join(pieces))  # noqa: S704 - every piece is escaped above
+
+
+class _Causes:
+    """Which cause a failed check belongs to."""
+
+    def __init__(self, found: Sequence[Cause]) -> None:
+        self._signatures = [signature(cause.message) for cause in found]
+        self._numbers: dict[str, list[int]] = {}
+        for number, cause in enumerate(found, start=1):
+            for check in cause.checks:
+                self._numbers.setdefault(check, []).append(number)
+
+    def __call__(self, result: CheckResult) -> int | None:
+        """The number of the cause, counted from 1; None where there is none."""
+        numbers = self._numbers.get(result.check, [])
+        same = [n for n in numbers if self._signatures[n - 1] == signature(result.message)]
+        return next(iter([*same, *numbers]), None)
+
+
 @functools.cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
@@ -112,6 +145,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["code"] = _code
     return environment.get_template("report.html.j2")
 
 
@@ -129,6 +163,10 @@ def render_page(
         gate: the gate's report where the run was a gate's.
         budget: how much it may hold.
     """
+    report = cleaned(report)
+    gate = cleaned(gate) if gate is not None else None
+    found = all_causes(report, gate)
+    numbered = [*enumerate(found, start=1)]
     cut = _Cutter(budget or Budget())
     names = sorted({_property(result.check) for cell in report.cells for result in cell.results})
     longest = max((sum(cell.seconds.model_dump().values()) for cell in report.cells), default=1.0) or 1.0
@@ -143,7 +181,18 @@ def render_page(
         report=report,
         cells=cells,
         names=names,
-        causes=causes(report),
+        answer=answer_of_run(report, found) if gate is None else answer_of_gate(gate),
+        found=found,
+        counting=[(number, cause) for number, cause in numbered if cause.level != "note"],
+        notes=[(number, cause) for number, cause in numbered if cause.level == "note"],
+        cause_of=_Causes(found),
+        states=STATES,
+        headings=HEADINGS,
+        counted=counted,
+        short=shortened,
+        sentence=sentence,
+        open_cards=_OPEN_CARDS,
+        title_limit=_TITLE,
         transitions=transitions,
         gate=gate,
         tallies=tallies,

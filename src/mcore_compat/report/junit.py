@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from mcore_compat.report.clean import cleaned
 from mcore_compat.results import CellResult, Report
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["render_junit"]
 
 _MAX_MESSAGE = 4000
-# XML 1.0 has no way to write these characters; a terminal's colours in a message would make the file unreadable.
-_UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def _clean(text: str) -> str:
-    text = _UNWRITABLE.sub("�", text)
+def _limited(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}… ({len(text)} characters)"
 
 
@@ -39,20 +35,20 @@ def _suite(cell: CellResult) -> TestSuite:
         file, _, test = result.check.partition("::")
         case = TestCase(test or file, f"{cell.id}.{file.removesuffix('.py')}", result.seconds)
         if result.outcome == "failed":
-            first = _clean(result.message.partition("\n")[0])
+            first = _limited(result.message.partition("\n")[0])
             kind = Skipped(f"expected failure: {first}") if result.expected else Failure(first, "failed")
-            kind.text = _clean(result.message)
+            kind.text = _limited(result.message)
             case.result = [kind]
         elif result.outcome == "skipped":
-            case.result = [Skipped(_clean(result.message.partition("\n")[0]))]
+            case.result = [Skipped(_limited(result.message.partition("\n")[0]))]
         suite.add_testcase(case)
     # What is held against a cell and is no failed check must not be lost: a cell that ran nothing would look green.
     failed = {result.check for result in cell.results if result.outcome == "failed"}
     rest = [f for f in cell.findings if f.verdict not in {None, Verdict.DRIFT} and f.check not in failed]
     for number, finding in enumerate(rest):
         case = TestCase(finding.check or f"{finding.kind} {number}", f"{cell.id}.verdict", 0.0)
-        error = Error(_clean(finding.message.partition("\n")[0]), finding.kind)
-        error.text = _clean(f"{finding.message}\n{finding.next_step}")
+        error = Error(_limited(finding.message.partition("\n")[0]), finding.kind)
+        error.text = _limited(f"{finding.message}\n{finding.next_step}")
         case.result = [error]
         suite.add_testcase(case)
     return suite
@@ -60,6 +56,7 @@ def _suite(cell: CellResult) -> TestSuite:
 
 def render_junit(report: Report) -> str:
     """The run as JUnit XML."""
+    report = cleaned(report)
     document = JUnitXml("mcore-compat")
     for cell in report.cells:
         document.add_testsuite(_suite(cell))
@@ -68,7 +65,7 @@ def render_junit(report: Report) -> str:
             continue
         suite = TestSuite("run")
         case = TestCase(finding.kind, "run", 0.0)
-        case.result = [Error(_clean(finding.message.partition("\n")[0]), finding.kind)]
+        case.result = [Error(_limited(finding.message.partition("\n")[0]), finding.kind)]
         suite.add_testcase(case)
         document.add_testsuite(suite)
     document.update_statistics()  # type: ignore[no-untyped-call]

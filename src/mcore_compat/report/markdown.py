@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mcore_compat.report.answer import answer_of_run, counted
 from mcore_compat.report.causes import Cause, causes
+from mcore_compat.report.clean import cleaned, shortened
 from mcore_compat.report.terminal import summary_line
 from mcore_compat.results import CellResult, Report
 
@@ -12,24 +14,30 @@ __all__ = ["render", "table"]
 
 _REASON = 140
 _MESSAGE_LINES = 12
+_CHECKS = 20
 # GitHub refuses a job summary above 1 MiB and an issue body above 65,536 characters.
 _LIMIT = 60_000
 
 
 def render(report: Report) -> str:
     """The whole report; causes and notes that do not fit are counted, not cut in the middle."""
+    report = cleaned(report)
+    found = causes(report)
+    answer = answer_of_run(report, found)
     head = [
-        f"# {report.verdict.value}: megatron-core compatibility of {report.subject.judged}",
+        f"# {report.verdict.label}: megatron-core compatibility of {report.subject.judged}",
         "",
-        f"{summary_line(report)}.",
+        f"{_escaped(answer.question)} **{answer.answer}**",
+        *(["", f"**Next step:** {_escaped(answer.next_step)}"] if answer.next_step else []),
+        "",
+        f"{_escaped(summary_line(report))}.",
         "",
         f"Subject: {report.subject.title}; profile `{report.profile}`, run `{report.run_id}`, from {report.started}.",
         "",
         table(report.cells),
     ]
     body, shown = "\n".join(head), 0
-    found = causes(report)
-    texts = [_cause(cause) for cause in found if cause.verdict is not None]
+    texts = [_cause(cause) for cause in found if cause.level != "note"]
     notes = [_note(cause) for cause in found[len(texts) :]]
     if notes:
         notes[0] = f"\n## Notes\n\n{notes[0]}"
@@ -39,18 +47,18 @@ def render(report: Report) -> str:
         body += text
         shown += 1
     if shown < len(found):
-        body += f"\n… {len(found) - shown} of {len(found)} causes are left out here; report.json has all.\n"
+        body += f"\n… {len(found) - shown} of {counted(len(found), 'cause')} are left out here; report.json has all.\n"
     return body
 
 
 def table(cells: Sequence[CellResult]) -> str:
-    """One row a cell."""
+    """One row per cell."""
     rows = [
-        "| megatron-core | verdict | mode | checks | kernel runs | torch | device | seconds | reason |",
+        "| megatron-core | verdict | mode | checks | fused runs | torch | device | seconds | reason |",
         "|---|---|---|---:|---:|---|---|---:|---|",
     ]
     rows += [
-        f"| {cell.id} | {cell.verdict.value} | {cell.mode or '-'} | {cell.checks.passed}/{cell.checks.planned} "
+        f"| {cell.id} | {cell.verdict.label} | {cell.mode or '-'} | {cell.checks.passed}/{cell.checks.planned} "
         f"| {cell.evidence.kernel_launches} | {cell.torch or '-'} | {cell.device or '-'} "
         f"| {cell.seconds.provision + cell.seconds.suite:.0f} | {_cell_text(cell.reason)} |"
         for cell in cells
@@ -59,23 +67,26 @@ def table(cells: Sequence[CellResult]) -> str:
 
 
 def _note(cause: Cause) -> str:
-    link = f" [more]({cause.finding.link})" if cause.finding.link else ""
+    link = f" [more]({cause.link})" if cause.link else ""
     return f"- {_escaped(cause.told)}; {cause.since}{link}\n"
 
 
 def _cause(cause: Cause) -> str:
-    lines = cause.finding.message.splitlines()[:_MESSAGE_LINES]
+    lines = cause.message.splitlines()[:_MESSAGE_LINES]
     block = "\n".join(lines).replace("```", "'''")
     touched = f" Cells: {', '.join(cause.cells)}." if cause.cells else ""
-    return f"\n## {_cell_text(cause.title)}\n\n{cause.level}, {cause.since}.{touched}\n\n```text\n{block}\n```\n" + (
-        f"\nNext step: {cause.finding.next_step}\n" if cause.finding.next_step else ""
-    )
+    checks = ""
+    if len(cause.checks) > 1:
+        more = f" and {len(cause.checks) - _CHECKS} more" if len(cause.checks) > _CHECKS else ""
+        checks = f"\nChecks: {', '.join(f'`{check}`' for check in cause.checks[:_CHECKS])}{more}.\n"
+    next_step = f"\nNext step: {_escaped(cause.next_step)}\n" if cause.next_step else ""
+    head = f"\n## {_cell_text(cause.title)}\n\n{cause.level}, {cause.since}.{touched}\n"
+    return f"{head}\n```text\n{block}\n```\n{checks}{next_step}"
 
 
 def _cell_text(text: str) -> str:
     first = text.splitlines()[0] if text else ""
-    cut = first if len(first) <= _REASON else first[: _REASON - 1] + "…"
-    return _escaped(cut).replace("|", "\\|")
+    return _escaped(shortened(first, _REASON)).replace("|", "\\|")
 
 
 def _escaped(text: str) -> str:

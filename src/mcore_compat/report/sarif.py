@@ -1,21 +1,54 @@
-"""SARIF 2.1.0 for code scanning: contract findings at upstream's lines, failed checks at the suite's files. Pure."""
+"""SARIF 2.1.0 for code scanning: causes at upstream's lines, or at the suite's files. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mcore_compat.gate.model import GateReport
-from mcore_compat.results import Finding, Report, signature
-from mcore_compat.verdicts import severity
+from mcore_compat.report.causes import Cause, all_causes
+from mcore_compat.report.clean import cleaned
+from mcore_compat.results import Report, signature
+from mcore_compat.verdicts import LEVELS, severity
 
-__all__ = ["MAX_RESULTS", "SCHEMA", "render_sarif"]
+__all__ = ["MAX_RESULTS", "RULE_TEXTS", "SCHEMA", "render_sarif"]
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 5000  # GitHub takes up to 25,000 and shows the first 5,000
 _MAX_MESSAGE = 1000
+_MAX_CHECKS = 200
+_MAX_PLACES = 20
+_UPSTREAM, _SUITE = "MEGATRON", "SUITE"
+SUITE_FOLDER = "tests/compat"
+# What the kinds of findings that are no contract rules mean.
+RULE_TEXTS: Mapping[str, str] = {
+    "as-declared": "A check fails or is skipped as expectations.toml declares it, with a reason and an expiry date.",
+    "collection-error": "A file of the suite cannot be imported.",
+    "count-mismatch": "What pytest collected and what it reported are not the same checks.",
+    "crash": "The suite's process was ended by a signal.",
+    "expectation-stale": "An entry of expectations.toml has expired, or its check no longer fails as declared.",
+    "expectation-unused": "No cell uses an entry of expectations.toml.",
+    "exit-status": "The suite's exit status does not agree with its log.",
+    "failed-check": "A check of the property suite fails.",
+    "foreign-module": "A module was imported from outside the cell's environment.",
+    "incomplete-facts": "The suite did not come to the end of its session.",
+    "incomplete-log": "The suite's log has no last record, or cannot be read.",
+    "missing-check": "A check that inventory.toml declares did not run.",
+    "no-checks": "The suite ran no check at all.",
+    "no-evidence": "The counters do not show that the fused path ran.",
+    "no-facts": "The suite wrote no facts, or they cannot be read.",
+    "no-start": "The suite did not start.",
+    "not-applicable": "Checks about a capability that the subject says it does not have.",
+    "skipped-check": "A check that inventory.toml declares was skipped.",
+    "time-limit": "The suite did not end within the cell's time limit.",
+    "undeclared-check": "A check ran that inventory.toml does not declare for this cell.",
+    "wrong-mode": "The subject chose another mode than the cell expects.",
+    "wrong-origin": "megatron.core was imported from another place than the cell's environment.",
+    "wrong-subject": "The suite judged another implementation than it was told to.",
+    "wrong-version": "The suite ran with another version than was installed or asked for.",
+}
 
 
 def _location(path: str, line: int, base: str) -> dict[str, Any]:
@@ -23,65 +56,81 @@ def _location(path: str, line: int, base: str) -> dict[str, Any]:
     return {"physicalLocation": place}
 
 
-def _result(rule: str, level: str, message: str, key: str, **more: Any) -> dict[str, Any]:
-    text = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}… ({len(message)} characters)"
-    fingerprint = hashlib.sha256(f"{rule}\0{key}\0{signature(message)}".encode()).hexdigest()[:32]
-    return {
-        "ruleId": rule,
-        "level": level,
-        "message": {"text": text},
-        "partialFingerprints": {"mcoreCompat/v1": fingerprint},
-        **more,
+def _result(cause: Cause) -> dict[str, Any]:
+    """One result per cause: at upstream's line, else at the first check's file; the other checks are related places."""
+    files = dict.fromkeys(check.partition("::")[0] for check in cause.checks)
+    suite = [_location(f"{SUITE_FOLDER}/{file}", 1, _SUITE) for file in files if file.endswith(".py")]
+    path, _, line = cause.where.rpartition(":")
+    upstream = [_location(path, int(line), _UPSTREAM)] if path and line.isdigit() else []
+    text = cause.message if cause.in_source else f"{_about(cause)}{cause.message}"
+    if len(text) > _MAX_MESSAGE:
+        text = f"{text[:_MAX_MESSAGE]}… ({len(text)} characters)"
+    key = f"{cause.kind}\0{cause.where.rpartition(':')[0]}\0{signature(cause.message)}"
+    properties: dict[str, Any] = {
+        "level": cause.level,
+        "cells": list(cause.cells),
+        "checks": list(cause.checks[:_MAX_CHECKS]),
+        "checkCount": len(cause.checks),
+        "nextStep": cause.next_step,
     }
+    if cause.in_source:
+        properties |= {"reproducer": cause.reproducer, "consequences": dict(cause.consequences)}
+    result: dict[str, Any] = {
+        "ruleId": cause.kind,
+        "level": severity(cause.weight),
+        "message": {"text": text},
+        "partialFingerprints": {"mcoreCompat/v2": hashlib.sha256(key.encode()).hexdigest()[:32]},
+        "properties": properties,
+    }
+    places = [*upstream, *suite]
+    if places:
+        result["locations"] = places[:1]
+    if len(places) > 1:
+        result["relatedLocations"] = [{"id": number, **place} for number, place in enumerate(places[1:_MAX_PLACES])]
+    if cause.state in {"new", "same"}:
+        result["baselineState"] = "new" if cause.state == "new" else "unchanged"
+    return result
 
 
-def _of_cells(report: Report) -> Iterable[dict[str, Any]]:
-    named: list[tuple[str, Finding]] = [(cell.id, finding) for cell in report.cells for finding in cell.findings]
-    named += [("run", finding) for finding in report.findings]
-    for cell, finding in named:
-        more: dict[str, Any] = {"properties": {"cell": cell}}
-        file = (finding.check or "").partition("::")[0]
-        if file.endswith(".py"):
-            more["locations"] = [_location(f"tests/compat/{file}", 1, "SUITE")]
-        about = f"{finding.check}: " if finding.check else ""
-        yield _result(finding.kind, severity(finding.weight), f"[{cell}] {about}{finding.message}", cell, **more)
+def _about(cause: Cause) -> str:
+    cells = f"[{', '.join(cause.cells[:_MAX_PLACES])}] " if cause.cells else ""
+    return cells + (f"{cause.scope}: " if cause.checks else "")
 
 
-def _of_gate(gate: GateReport) -> Iterable[dict[str, Any]]:
-    for finding in gate.findings:
-        if finding.origin != "contract" or finding.state not in {"new", "same"}:
-            continue
-        path, _, line = (finding.where or "").rpartition(":")
-        more: dict[str, Any] = {
-            "baselineState": "new" if finding.state == "new" else "unchanged",
-            "properties": {"witness": finding.witness, "consequence": finding.consequence},
-        }
-        if path and line.isdigit():
-            more["locations"] = [_location(path, int(line), "MEGATRON")]
-        yield _result(finding.title, severity(finding.weight), finding.message, finding.item or "", **more)
+def _rule(kind: str, found: Iterable[Cause]) -> dict[str, Any]:
+    members = [cause for cause in found if cause.kind == kind]
+    link = next((cause.link for cause in members if cause.link), None)
+    words = "; ".join(f"{mode}: {text}" for mode, text in members[0].by_mode)
+    name = kind.replace("-", " ")
+    rule: dict[str, Any] = {
+        "id": kind,
+        "shortDescription": {"text": name},
+        "fullDescription": {"text": RULE_TEXTS.get(kind, words or name)},
+        "help": {"text": words or RULE_TEXTS.get(kind, name)},
+        "defaultConfiguration": {"level": severity(min((c.weight for c in members), key=LEVELS.index))},
+    }
+    return rule | ({"helpUri": link} if link else {})
 
 
 def render_sarif(report: Report | None, gate: GateReport | None = None) -> str:
     """One SARIF log with one run; results above the limit are left out and counted in a notification."""
-    results = [*(_of_gate(gate) if gate else ()), *(_of_cells(report) if report else ())]
-    order = {"error": 0, "warning": 1, "note": 2}
-    results.sort(key=lambda result: order[result["level"]])
+    report = cleaned(report) if report else None
+    gate = cleaned(gate) if gate else None
+    found = sorted(
+        (c for c in all_causes(report, gate) if c.state != "fixed"), key=lambda cause: LEVELS.index(cause.weight)
+    )
+    results = [_result(cause) for cause in found]
     kept = results[:MAX_RESULTS]
-    links = {finding.title: finding.link for finding in gate.findings if finding.link} if gate else {}
-    rules = [
-        {"id": rule, "shortDescription": {"text": rule.replace("-", " ")}}
-        | ({"helpUri": links[rule]} if rule in links else {})
-        for rule in sorted({result["ruleId"] for result in kept})
-    ]
+    rules = [_rule(kind, found) for kind in sorted({result["ruleId"] for result in kept})]
     invocation: dict[str, Any] = {"executionSuccessful": True}
     if len(results) > len(kept):
-        text = f"{len(results) - len(kept)} results were left out; report.json has them all"
+        text = f"{len(results) - len(kept)} results were left out; report.json has everything"
         invocation["toolExecutionNotifications"] = [{"level": "warning", "message": {"text": text}}]
     run = {
         "tool": {"driver": {"name": "mcore-compat", "rules": rules}},
         "originalUriBaseIds": {
-            "MEGATRON": {"description": {"text": "root of the megatron-core source"}},
-            "SUITE": {"description": {"text": "root of this project"}},
+            _UPSTREAM: {"description": {"text": "root of the megatron-core source"}},
+            _SUITE: {"description": {"text": "root of this project's checkout"}},
         },
         "invocations": [invocation],
         "columnKind": "utf16CodeUnits",

@@ -8,22 +8,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mcore_compat.report.answer import counted
 from mcore_compat.report.causes import Cause, causes
+from mcore_compat.report.clean import cleaned
 from mcore_compat.results import CellResult, Report
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["render", "summary_line"]
 
-_COLOURS: Mapping[Verdict | None, str] = {
+_COLOURS: Mapping[Verdict, str] = {
     Verdict.OK: "green",
     Verdict.DRIFT: "cyan",
     Verdict.BREAK: "bold red",
     Verdict.UNRESOLVABLE: "yellow",
     Verdict.INFRA: "magenta",
     Verdict.UNPROVEN: "yellow",
-    None: "dim",
 }
+_STYLES: Mapping[str, str] = {verdict.value: style for verdict, style in _COLOURS.items()} | {"note": "dim"}
 _CAUSES = 6
 _NOTES = 8
 _MESSAGE_LINES = 4
@@ -31,18 +33,19 @@ _MESSAGE_LINES = 4
 
 def render(report: Report) -> RenderableType:
     """Table, causes, notes, one closing line."""
+    report = cleaned(report)
     parts: list[RenderableType] = [_table(report)]
     found = causes(report)
-    held = [cause for cause in found if cause.verdict is not None]
+    held = [cause for cause in found if cause.level != "note"]
     notes = found[len(held) :]
     parts += [_cause(cause) for cause in held[:_CAUSES]]
     if len(held) > _CAUSES:
-        parts.append(Text(f"… and {len(held) - _CAUSES} more causes in report.md", style="dim"))
+        parts.append(Text(f"… and {counted(len(held) - _CAUSES, 'more cause')} in report.md", style="dim"))
     if notes:
         parts.append(Text())
     parts += [Text(f"note: {note.told}; {note.since}", style="dim") for note in notes[:_NOTES]]
     if len(notes) > _NOTES:
-        parts.append(Text(f"… and {len(notes) - _NOTES} more notes in report.md", style="dim"))
+        parts.append(Text(f"… and {counted(len(notes) - _NOTES, 'more note')} in report.md", style="dim"))
     parts.append(Text(summary_line(report), style=_COLOURS[report.verdict]))
     return Group(*parts)
 
@@ -58,10 +61,10 @@ def summary_line(report: Report) -> str:
     left_out = sum(cell.checks.not_applicable for cell in report.cells)
     reused = sum(cell.reused_from is not None for cell in report.cells)
     return (
-        f"{report.verdict.value}: {other}{len(report.planned)} cells ({cells or 'none judged'}), "
+        f"{report.verdict.label}: {other}{counted(len(report.planned), 'cell')} ({cells or 'none judged'}), "
         + (f"{reused} of them judged in earlier runs, " if reused else "")
         + f"{passed} of {planned} checks passed, "
-        + (f"{left_out} do not apply, " if left_out else "")
+        + (f"{counted(left_out, 'check does', 'checks do')} not apply, " if left_out else "")
         + f"{minutes} min {seconds:02d} s"
     )
 
@@ -93,11 +96,11 @@ def _time(cell: CellResult) -> float:
 def _cause(cause: Cause) -> Text:
     text = Text("\n")
     text.append(cause.title, style="bold")
-    text.append(f"  {cause.level}, {cause.since}\n", style=_COLOURS[cause.verdict])
-    lines = cause.finding.message.splitlines()
+    text.append(f"  {cause.level}, {cause.since}\n", style=_STYLES[cause.level])
+    lines = cause.message.splitlines()
     # Without a check the title is the first line already.
-    for line in lines[0 if cause.finding.check else 1 :][:_MESSAGE_LINES]:
+    for line in lines[0 if cause.checks else 1 :][:_MESSAGE_LINES]:
         text.append(f"  {line}\n")
-    if cause.finding.next_step:
-        text.append(f"  next: {cause.finding.next_step}\n", style="dim")
+    if cause.next_step:
+        text.append(f"  next: {cause.next_step}\n", style="dim")
     return text

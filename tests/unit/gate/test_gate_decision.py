@@ -11,6 +11,7 @@ from mcore_compat.gate.compare import pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.report.annotations import render_annotations
+from mcore_compat.report.causes import gate_causes
 from mcore_compat.report.gate_text import markdown, text
 from mcore_compat.report.sarif import render_sarif
 from mcore_compat.results import CheckResult, Finding, signature
@@ -75,7 +76,8 @@ def test_a_declared_failure_that_the_baseline_has_not_is_told():
     verdict, reason = decide(side("old", sides[0]), side("new", sides[1]), RAN, found)
     assert verdict is Verdict.DRIFT
     assert (
-        reason == "a declared failure that the baseline has not, broken upstream and not by us: a.py::t: upstream's own"
+        reason
+        == "a declared failure that the baseline does not have, broken upstream and not by us: a.py::t: upstream's own"
     )
     (back,) = pair_cells(*reversed(sides))
     assert back.state == "fixed"
@@ -142,9 +144,12 @@ def report(findings) -> GateReport:
 
 def test_the_text_says_verdict_reason_next_step_and_consequences():
     words = text(report([contract_finding(), contract_finding(state="same", level="info")]))
-    assert words.startswith("BREAK: because\nnext: Stay.\n")
+    assert words.startswith(
+        "May we move from megatron-core 0.18.2 to fork@main?\nBREAK (failed): No. Because.\nNext step: Stay.\n"
+    )
     assert "hook: it fails" in words
-    assert "1 more notes" in words
+    assert "copy:" not in words
+    assert "1 more note;" in words
 
 
 def test_what_several_models_have_at_one_place_is_told_once():
@@ -153,10 +158,30 @@ def test_what_several_models_have_at_one_place_is_told_once():
     findings = [contract_finding(**there), contract_finding(**there), contract_finding(where="gpt_model.py:765")]
     words = text(report(findings))
     assert words.count("hybrid_model.py:590") == words.count("gpt_model.py:765") == 1
-    assert "something moved (+1 more at this place, of another model)" in words
+    assert "something moved (also in 1 other model)" in words
     assert markdown(report(findings)).count("hybrid_model.py:590") == 1
     refuted = [contract_finding(**there), contract_finding(**there | {"witness": "refuted"})]
     assert text(report(refuted)).count("hybrid_model.py:590") == 2
+
+
+def test_failing_checks_are_below_the_finding_that_they_name():
+    found = contract_finding(message="the hook lacks `scale_logits`")
+    message = "ModeError: the hook no longer hands over scale_logits"
+    named = pair_cells(cell("old"), cell("new", failures={f"a.py::t{n}": message for n in range(75)}))
+    other = pair_cells(cell("old"), cell("new", failures={"b.py::t": "rescale_logits_2 is wrong"}))
+    folded, alone = gate_causes(report([found, *named, *other]))
+    assert len(folded.checks) == 75
+    assert (alone.checks, alone.in_source) == (("b.py::t",), False)
+    words = text(report([found, *named, *other]))
+    assert "75 failing checks name it: a.py::t0, a.py::t1, a.py::t10 and 72 more" in words
+    # With two findings that name the same thing nobody can say which one it is.
+    twice = contract_finding(title="other-rule", message="the call lacks `scale_logits`")
+    assert [len(c.checks) for c in gate_causes(report([found, twice, *named]))] == [0, 0, 75]
+
+
+def test_a_gate_without_cells_names_the_next_step():
+    words = next_step_of(Verdict.UNPROVEN, side("new"), [])
+    assert words == "Run the gate without --static: only cells that ran can make it green."
 
 
 def test_what_its_witness_refutes_is_not_called_a_break():
@@ -183,5 +208,5 @@ def test_markdown_stays_in_its_budget_and_counts_what_is_cut():
     words = markdown(report(findings), budget=20_000)
     assert len(words) < 22_000
     shown = words.count("**break** some-rule")
-    assert f"_{400 - shown} findings are cut here" in words
+    assert f"_{400 - shown} causes left out here" in words
     assert GateReport.model_validate_json(report(findings).model_dump_json()) == report(findings)

@@ -153,7 +153,7 @@ def test_failures_that_both_sides_have_are_told_and_not_held_against_it(cells_re
     gate, _ = judge("0.18.2", "0.18.0")
     assert len(asked) == 1
     assert gate.verdict is Verdict.OK
-    assert "1 complaints as before" in gate.reason
+    assert "1 failure on both sides" in gate.reason
 
 
 def test_a_bisection_by_running_goes_around_what_cannot_be_judged(cells_report):

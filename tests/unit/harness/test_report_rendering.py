@@ -65,7 +65,7 @@ def test_the_terminal_shows_every_cell_and_the_cause():
         assert label in text
     assert "since 0.19.2" in text
     assert "next: look" in text
-    assert text.rstrip().splitlines()[-1].startswith("break: 4 cells (3 ok, 1 break), 11 of 12 checks passed")
+    assert text.rstrip().splitlines()[-1].startswith("break (failed): 4 cells (3 ok, 1 break), 11 of 12 checks passed")
 
 
 def test_a_green_run_is_one_screen():
@@ -133,7 +133,8 @@ def test_markdown_escapes_and_names_the_next_step():
 
 
 def test_markdown_stays_below_the_limit_and_counts_what_is_left_out():
-    findings = [build.finding("word " * 400, f"test_a.py::test_{number}") for number in range(200)]
+    words = [chr(97 + number // 20) + chr(97 + number % 20) for number in range(200)]
+    findings = [build.finding(f"{word} word " * 200, f"test_a.py::test_{word}") for word in words]
     text = markdown.render(build.report(build.result(verdict=Verdict.BREAK, findings=findings)))
     assert len(text) < 65_000
     assert "of 200 causes are left out here" in text

@@ -18,7 +18,7 @@ from render_builders import HOSTILE, MIXED, cell, gate, report
 from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.files.scrub import Scrubber, absolute_paths
-from mcore_compat.report import sarif
+from mcore_compat.report import html, sarif
 from mcore_compat.report.annotations import PER_LEVEL, render_annotations
 from mcore_compat.report.html import Budget, render_page
 from mcore_compat.report.junit import render_junit
@@ -97,6 +97,31 @@ def test_states_are_told_by_words_and_not_by_colour_alone():
     assert "expected hook" in text  # the cell without a mode
 
 
+def test_text_in_backticks_is_code_and_titles_end_at_a_word():
+    findings = (
+        gate().findings[0].model_copy(update={"message": "the hook of `GPTModel` lacks `x<y>` " + "word " * 90}),
+    )
+    text = render_page(MIXED, (), gate().model_copy(update={"findings": findings}))
+    assert "the hook of <code>GPTModel</code> lacks <code>x&lt;y&gt;</code> word" in text
+    assert re.search(r"word word…</h3>", text)
+    assert "a ` b" in str(html._code("a ` b"))
+
+
+def test_a_failing_check_leads_to_its_cause():
+    text = render_page(MIXED)
+    assert "Does mcore_fused work with these 3 megatron-cores?" in text
+    numbers = re.findall(r'<a href="#cause-(\d+)">cause', text)
+    assert numbers
+    assert all(f'id="cause-{number}"' in text for number in numbers)
+
+
+def test_what_the_cells_of_a_gate_have_beyond_its_findings_is_not_lost():
+    lone = gate().model_copy(update={"findings": ()})
+    assert "torch conflicts" in render_page(MIXED, (), lone)
+    assert any("torch conflicts" in line for line in render_annotations(MIXED, lone))
+    assert "torch conflicts" in sarif.render_sarif(MIXED, lone)
+
+
 def test_hostile_text_stays_text():
     text = render_page(MIXED, TIMELINE, gate())
     assert "<script" not in text
@@ -148,7 +173,13 @@ def test_sarif_is_valid_by_the_oasis_schema(failing, findings, message):
     log = json.loads(sarif.render_sarif(made, gate(findings)))
     jsonschema.Draft4Validator(SCHEMA).validate(log)
     run = log["runs"][0]
-    assert len(run["results"]) == failing + 1 + findings
+    # One result per cause: checks that fail with one message are one, and each of them is named.
+    shared = [r for r in run["results"] if r["ruleId"] == "failed-check"]
+    assert len(run["results"]) == bool(failing) + 1 + findings
+    assert sorted(c for r in shared for c in r["properties"]["checks"]) == [
+        f"test_mtp.py::test_{n}" for n in range(failing)
+    ]
+    assert all(rule["help"]["text"] for rule in run["tool"]["driver"]["rules"])
     assert {result["ruleId"] for result in run["results"]} <= {rule["id"] for rule in run["tool"]["driver"]["rules"]}
 
 
@@ -167,7 +198,7 @@ def test_sarif_points_at_upstream_s_line_and_counts_what_is_left_out(monkeypatch
     monkeypatch.setattr(sarif, "MAX_RESULTS", 2)
     run = json.loads(sarif.render_sarif(MIXED, gate(5)))["runs"][0]
     assert len(run["results"]) == 2
-    assert "6 results were left out" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+    assert "5 results were left out" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
 
 
 @given(st.text())
@@ -198,7 +229,7 @@ def test_annotations_are_escaped_bounded_and_counted():
     lines = render_annotations(MIXED, gate(30))
     assert sum(line.startswith("::error ") for line in lines) == PER_LEVEL
     assert lines[-1].startswith("::notice title=annotations cut::")
-    assert re.search(r"::(\d+) more are in the report", lines[-1])[1] == str(30 + 2 + 1 - PER_LEVEL)
+    assert re.search(r"::(\d+) more are in the report", lines[-1])[1] == str(30 + 1 + 1 - PER_LEVEL)
     for line in lines:
         assert "\n" not in line
         head = line.split("::")[1]

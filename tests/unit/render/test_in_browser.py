@@ -13,6 +13,7 @@ from render_builders import MIXED, gate
 
 from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.gate.model import GateFinding, GateReport
 from mcore_compat.report.html import render_page
 from mcore_compat.report.timeline import timeline
 
@@ -27,6 +28,9 @@ addEventListener("load", () => {
   const small = folds.filter(e => e.getBoundingClientRect().height < 24);
   const focusable = [...document.querySelectorAll("a[href],summary,[tabindex='0']")];
   const unnamed = focusable.filter(e => !(e.innerText || e.textContent || e.ariaLabel || "").trim());
+  const answer = document.querySelector(".answer").getBoundingClientRect().bottom;
+  const cause = document.querySelector("#cause-1").getBoundingClientRect().bottom;
+  const boxes = document.querySelectorAll("article.cause, details[open]").length;
   location.hash = document.querySelector("td a.failed").getAttribute("href");
   setTimeout(() => {
     const target = document.querySelector(location.hash);
@@ -35,6 +39,7 @@ addEventListener("load", () => {
       opened: !!target.closest("details").open && target.getBoundingClientRect().height > 0,
       background: getComputedStyle(document.body).backgroundColor,
       sections: document.querySelectorAll("main > section").length,
+      answer, cause, boxes,
     });
   }, 300);
 });
@@ -51,10 +56,10 @@ def browser() -> str:
     return found
 
 
-def ask(folder: Path, width: int, *more: str) -> dict:
+def ask(folder: Path, width: int, *more: str, judged: GateReport | None = None) -> dict:
     page = folder / "page.html"
     transitions = timeline(load_snapshots(DATA / "contracts"), load_rules(DATA / "rules"))
-    page.write_text(render_page(MIXED, transitions, gate()).replace("</body>", QUESTIONS))
+    page.write_text(render_page(MIXED, transitions, judged or gate()).replace("</body>", QUESTIONS))
     command = [
         browser(),
         "--headless=new",
@@ -91,3 +96,19 @@ def test_the_page_in_a_window(tmp_path, width):
 def test_the_page_in_the_dark(tmp_path):
     seen = ask(tmp_path, 1280, "--blink-settings=preferredColorScheme=0")
     assert seen["background"] == "rgb(13, 17, 23)"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_answer_and_its_cause_are_on_the_first_screen(tmp_path, width):
+    """A candidate without one keyword fails most checks with messages that name it: that is one cause."""
+    message = "ModeError: the hook no longer hands over `scale_logits`"
+    lost = gate().findings[0].model_copy(update={"message": "the hook does not hand over `scale_logits`"})
+    failures = tuple(
+        GateFinding(origin="cell", title=f"test_mtp.py::test_{n}", state="new", level="break", message=message)
+        for n in range(75)
+    )
+    judged = gate().model_copy(update={"findings": (lost, *failures)})
+    seen = ask(tmp_path, width, judged=judged)
+    assert seen["answer"] < 450
+    assert seen["cause"] < 900
+    assert seen["boxes"] == 2  # this one, and the cell that could not be installed
