@@ -147,6 +147,8 @@ class Finished:
         cancelled: the run was interrupted and it was killed.
         seconds: wall time.
         output: its standard output and error together.
+        left_behind: command lines of processes that outlived it, and were killed.
+        excess: which limit it passed and was killed for; empty: none.
     """
 
     returncode: int
@@ -154,6 +156,8 @@ class Finished:
     cancelled: bool
     seconds: float
     output: str
+    left_behind: tuple[str, ...] = ()
+    excess: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,8 +264,13 @@ class SuiteFacts(_Fact):
 
 
 class Origins(_Fact):
-    """One pytest process, as the plugin saw it at its end."""
+    """One pytest process, as the plugin saw it at its end.
 
+    Attributes:
+        attempt: the random name of the attempt that it belongs to.
+    """
+
+    attempt: str = ""
     modules: dict[str, int]
     foreign: dict[str, str]
     versions: dict[str, str]

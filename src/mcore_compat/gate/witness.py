@@ -14,7 +14,7 @@ from mcore_compat.contract.rules.compare import Finding, FindingState
 from mcore_compat.gate.model import WitnessState
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
-from mcore_compat.run.process import run_logged
+from mcore_compat.provision.process import run_logged
 
 __all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
 

@@ -162,7 +162,9 @@ def of_completeness(run: SuiteRun) -> Iterable[Finding]:
     def unproven(kind: str, message: str, step: str = "Read the cell's output.log and run it again.") -> Finding:
         return found(Verdict.UNPROVEN, kind, message, step)
 
-    if finished.timed_out:
+    if finished.excess:
+        yield unproven("process-limit", f"the suite was killed: {finished.excess}" + _tail(finished.output))
+    elif finished.timed_out:
         yield unproven(
             "time-limit",
             f"the suite was killed after {finished.seconds:.0f} s" + _tail(finished.output),
@@ -185,6 +187,12 @@ def of_completeness(run: SuiteRun) -> Iterable[Finding]:
                 f"pytest ended with status {finished.returncode}, which its log does not explain"
                 + _tail(finished.output),
             )
+    if finished.left_behind:
+        yield Finding(
+            kind="left-behind",
+            message=f"processes outlived the suite and were killed: {_listed(list(finished.left_behind))}",
+            next_step="Find out what started them: megatron-core, the subject, or a check.",
+        )
     if run.facts is None:
         yield unproven("no-facts", run.facts_problem)
     elif not run.facts.complete:

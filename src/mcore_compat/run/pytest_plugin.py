@@ -48,6 +48,7 @@ def _origins() -> dict[str, Any]:
         if not any(Path(file).resolve().is_relative_to(root) for root in roots):
             foreign[name] = file
     return {
+        "attempt": os.environ.get("MCORE_COMPAT_ATTEMPT", ""),
         "modules": counts,
         "foreign": dict(sorted(foreign.items())[:10]),
         "versions": {

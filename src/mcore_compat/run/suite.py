@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -13,8 +14,8 @@ from pathlib import Path
 from mcore_compat.files.untrusted import open_regular, printable, read_bounded
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
+from mcore_compat.provision.process import run_logged
 from mcore_compat.records import Environment, SuiteLog, SuiteRun
-from mcore_compat.run.process import run_logged
 from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
 from mcore_compat.subjects.selection import OURS, ChosenSubject
@@ -24,6 +25,8 @@ __all__ = ["SuiteOptions", "run_suite"]
 _TEST_LIMIT_S = 300
 _LOG_LIMIT = 256 << 20
 _PROGRESS_BYTES = 4 << 20
+_KEPT = ("output.log", "reportlog.jsonl", "facts*.json", "origins-*.json")
+_KEPT_FILES = 256
 _CALL = b'"when": "call"'
 
 
@@ -63,15 +66,20 @@ def run_suite(
         cell: the cell.
         environment: its proved environment.
         options: which suite, and how.
-        out: the folder for the results; whatever an earlier run left there is removed.
+        out: the folder for the results; whatever an earlier attempt left there is removed. The suite itself writes to
+            a folder of this attempt alone, so that a process of an earlier attempt cannot write into this one.
         host: the caller's environment; only an allow-list of it is passed on.
         cancel: set to kill the suite.
         on_progress: called with the number of cases that have run so far.
     """
+    nonce = secrets.token_hex(8)
     if out.exists():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
-    log = out / "reportlog.jsonl"
+        # Moved away first: a process of a killed run may still be writing there.
+        stale = out.rename(out.with_name(f".{out.name}-{nonce}"))
+        shutil.rmtree(stale, ignore_errors=True)
+    attempt = out / f"attempt-{nonce}"
+    attempt.mkdir(parents=True)
+    log = attempt / "reportlog.jsonl"
     counter = _Counter(log, on_progress)
     with tempfile.TemporaryDirectory(prefix="mcore-compat-cell-") as scratch:
         # Started in an empty folder: inside a checkout of Megatron Python would import the checkout.
@@ -84,7 +92,8 @@ def run_suite(
             settings = Path(scratch, "pytest.ini")
             settings.write_text("[pytest]\n", encoding="utf-8")
         extra = {
-            "MCORE_COMPAT_CELL_OUT": str(out),
+            "MCORE_COMPAT_CELL_OUT": str(attempt),
+            "MCORE_COMPAT_ATTEMPT": nonce,
             "MCORE_COMPAT_CELL_ID": cell.id,
             "MCORE_COMPAT_SUBJECT": options.subject.variable,
             "HYPOTHESIS_PROFILE": options.profile,
@@ -96,13 +105,23 @@ def run_suite(
             _command(environment.python, options, settings, log),
             cwd=work,
             env=env,
-            log=out / "output.log",
+            log=attempt / "output.log",
             limit_s=cell.time_limit_s,
             cancel=cancel,
             on_tick=counter.update,
         )
-    facts, problem = read_facts(out)
-    return SuiteRun(finished, _read_log(log), facts, problem, read_origins(out.glob("origins-*.json")))
+    facts, problem = read_facts(attempt)
+    run = SuiteRun(finished, _read_log(log), facts, problem, read_origins(attempt.glob("origins-*.json"), nonce))
+    _keep(attempt, out)
+    return run
+
+
+def _keep(attempt: Path, out: Path) -> None:
+    """Keep what the harness knows of an attempt's files, and nothing else that was written there."""
+    for pattern in _KEPT:
+        for path in sorted(attempt.glob(pattern))[:_KEPT_FILES]:
+            path.rename(out / path.name)
+    shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _read_log(path: Path) -> SuiteLog:

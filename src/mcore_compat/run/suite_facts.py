@@ -43,14 +43,16 @@ def read_facts(folder: Path) -> tuple[SuiteFacts | None, str]:
     return _merged(found), ""
 
 
-def read_origins(paths: Iterable[Path]) -> tuple[Origins, ...]:
-    """Those of the plugin's files that can be read; a file that cannot is as good as missing."""
+def read_origins(paths: Iterable[Path], attempt: str) -> tuple[Origins, ...]:
+    """Those of the plugin's files that can be read and are of this attempt; any other file counts as missing."""
     found = []
     for path in sorted(paths)[:_FILES_LIMIT]:
         try:
-            found.append(Origins.model_validate_json(read_bounded(path, _FILE_LIMIT)))
+            origins = Origins.model_validate_json(read_bounded(path, _FILE_LIMIT))
         except (OSError, ValidationError):
             continue
+        if origins.attempt == attempt:
+            found.append(origins)
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ import pytest
 import mcore_compat
 from mcore_compat.run.suite_facts import read_facts, read_origins
 
+ATTEMPT = "0123456789abcdef"
 SRC = Path(mcore_compat.__file__).parents[1]
 
 
@@ -30,6 +31,7 @@ def run(cell, *arguments):
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(SRC), str(cell / "elsewhere")]),
         "MCORE_COMPAT_CELL_OUT": str(cell),
+        "MCORE_COMPAT_ATTEMPT": ATTEMPT,
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mcore_compat.run.pytest_plugin", "-p", "no:cacheprovider"]
     return subprocess.run([*command, *arguments, "suite"], cwd=cell, env=env, check=False, capture_output=True)
@@ -37,16 +39,21 @@ def run(cell, *arguments):
 
 def test_a_module_from_elsewhere_is_seen(cell):
     assert run(cell).returncode == 0
-    (origins,) = read_origins(cell.glob("origins-*.json"))
+    (origins,) = read_origins(cell.glob("origins-*.json"), ATTEMPT)
     assert origins.modules["megatron"] == 1
     assert list(origins.foreign) == ["megatron.core"]
     assert origins.foreign["megatron.core"].endswith("elsewhere/megatron/core/__init__.py")
 
 
+def test_what_another_attempt_wrote_does_not_count(cell):
+    assert run(cell).returncode == 0
+    assert read_origins(cell.glob("origins-*.json"), "another") == ()
+
+
 def test_a_suite_that_imports_nothing_shows_it(cell):
     (cell / "suite" / "test_x.py").write_text("def test_x():\n    pass\n", encoding="utf-8")
     run(cell)
-    (origins,) = read_origins(cell.glob("origins-*.json"))
+    (origins,) = read_origins(cell.glob("origins-*.json"), ATTEMPT)
     assert origins.modules["megatron"] == 0
     assert origins.foreign == {}
 

@@ -104,7 +104,7 @@ def test_facts_and_origins_are_printable_and_bounded(tmp_path):
     (tmp_path / "facts.json").write_text("[" * 100_000, encoding="utf-8")
     assert read_facts(tmp_path)[0] is None
     (tmp_path / "origins-1.json").symlink_to("/etc/hostname")
-    assert read_origins(tmp_path.glob("origins-*.json")) == ()
+    assert read_origins(tmp_path.glob("origins-*.json"), "") == ()
 
 
 def test_a_pipe_among_the_facts_does_not_block(tmp_path):
@@ -149,6 +149,21 @@ def test_a_suite_may_die_of_any_signal(number):
     result = judge_cell(build.cell(), build.provisioned(), run, build.inventory(), build.expectations(), build.TODAY)
     assert result.verdict is Verdict.UNPROVEN
     assert "died of" in result.findings[0].message
+
+
+def test_processes_left_behind_are_told_and_not_counted():
+    run = build.suite_run(finished=build.finished(left_behind=("sleep 300",)))
+    result = judge_cell(build.cell(), build.provisioned(), run, build.inventory(), build.expectations(), build.TODAY)
+    assert result.verdict is Verdict.OK
+    assert [(finding.kind, finding.verdict) for finding in result.findings] == [("left-behind", None)]
+    assert "sleep 300" in result.findings[0].message
+
+
+def test_a_suite_with_too_many_processes_is_unproven():
+    run = build.suite_run(finished=build.finished(-9, excess="it had 2000 processes, the limit is 1024"))
+    result = judge_cell(build.cell(), build.provisioned(), run, build.inventory(), build.expectations(), build.TODAY)
+    assert result.verdict is Verdict.UNPROVEN
+    assert "process-limit" in {finding.kind for finding in result.findings}
 
 
 def test_an_error_of_the_judge_is_the_result_of_the_cell(monkeypatch):

@@ -1,0 +1,71 @@
+"""The suite's own process, as the harness starts it: one folder for each attempt, and nothing else that counts."""
+
+import os
+import sys
+import threading
+
+import harness_builders as build
+import pytest
+
+from mcore_compat.run.suite import SuiteOptions, run_suite
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Runs a suite with this interpreter in the place of a cell's."""
+    binaries = tmp_path / "cell" / "venv" / "bin"
+    binaries.mkdir(parents=True)
+    (tmp_path / "cell" / "home").mkdir()
+    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    (binaries / "python").chmod(0o755)
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    environment = build.provisioned(folder=tmp_path / "cell").environment
+
+    def start(text, **options):
+        (suite / "test_a.py").write_text(text, encoding="utf-8")
+        chosen = SuiteOptions(suite, "ci", **options)
+        return run_suite(build.cell(), environment, chosen, tmp_path / "out", os.environ, threading.Event())
+
+    return start
+
+
+def test_what_a_suite_leaves_is_read_from_the_folder_of_its_attempt(started, tmp_path):
+    run = started("def test_one():\n    assert 1 + 1 == 2\n")
+    assert (run.finished.returncode, run.log.complete) == (0, True)
+    assert list(run.log.checks) == ["test_a.py::test_one"]
+    assert len(run.origins) == 1
+    assert {path.name.split("-")[0] for path in (tmp_path / "out").iterdir()} == {
+        "output.log", "reportlog.jsonl", "origins",
+    }  # fmt: skip
+
+
+def test_what_lies_there_from_another_attempt_does_not_count(started, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    build.write_facts(out / "facts.json")
+    (out / "origins-1.json").write_text(build.origins().model_dump_json(), encoding="utf-8")
+    forger = (
+        "import os, pathlib\ndef test_one():\n"
+        f"    for name in os.listdir({str(out)!r}):\n"
+        "        assert name.startswith('attempt-'), name\n"
+        f"    pathlib.Path({str(out)!r}, 'facts.json').write_text('forged')\n"
+        f"    pathlib.Path(os.environ['MCORE_COMPAT_CELL_OUT'], 'large.bin').write_text('x')\n"
+        f"    pathlib.Path(os.environ['MCORE_COMPAT_CELL_OUT'], 'origins-1.json').write_text('{{}}')\n"
+    )
+    run = started(forger)
+    assert run.finished.returncode == 0
+    assert (run.facts, run.facts_problem) == (None, "the suite wrote no facts.json")
+    assert len(run.origins) == 1
+    assert not list(out.rglob("large.bin"))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out-")]
+
+
+def test_a_log_that_is_no_file_is_an_incomplete_log(started):
+    run = started(
+        "import os, pathlib\ndef test_one():\n"
+        "    log = pathlib.Path(os.environ['MCORE_COMPAT_CELL_OUT'], 'reportlog.jsonl')\n"
+        "    log.unlink()\n    log.symlink_to('/etc/hostname')\n"
+    )
+    assert not run.log.complete
+    assert run.log.problem == "reportlog.jsonl is a link"
