@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from mcore_compat.cli import gate as gate_cli
-from mcore_compat.cli.links import broken_links
 from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.errors import McoreCompatError, UsageError
@@ -33,7 +32,7 @@ from mcore_compat.report.write import write_run
 from mcore_compat.results import Report
 from mcore_compat.run.suite_facts import read_facts
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
-from mcore_compat.verdicts import ExitCode, exit_code
+from mcore_compat.verdicts import exit_code
 
 __all__ = ["app", "main"]
 
@@ -183,16 +182,6 @@ def schema(
     for path in stale:
         path.write_text(texts[path], encoding="utf-8")
         typer.echo(f"wrote {path.name}")
-
-
-@app.command()
-def links(root: Root = None) -> None:
-    """Check the relative links of README, CHANGELOG and docs."""
-    home = _root(root)
-    broken = broken_links(home, [*home.glob("*.md"), *(home / "docs").rglob("*.md")])
-    for line in broken:
-        typer.echo(line)
-    raise typer.Exit(ExitCode.BREAK if broken else ExitCode.GREEN)
 
 
 def main() -> None:

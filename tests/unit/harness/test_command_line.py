@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mcore_compat.cli import main as cli
-from mcore_compat.cli.links import broken_links
 from mcore_compat.errors import InfrastructureError, McoreCompatError
 
 ROOT = Path(__file__).parents[3]
@@ -75,18 +74,6 @@ def test_every_error_says_what_next():
         error = kind("It broke.", "Mend it.")
         assert str(error) == "It broke. Next step: Mend it."
         assert error.exit_code in {2, 3}
-
-
-def test_links_that_lead_nowhere_are_found(tmp_path):
-    (tmp_path / "a.md").write_text(
-        "# One two\n[x](b.md) [y](#one-two) [z](c.md) [w](b.md#gone) [v](https://example.org)\n```\n[q](d.md)\n```\n",
-        encoding="utf-8",
-    )
-    (tmp_path / "b.md").write_text("# Here\n", encoding="utf-8")
-    assert broken_links(tmp_path, [tmp_path / "a.md"]) == (
-        "a.md: c.md does not exist",
-        "a.md: b.md#gone names no heading",
-    )
 
 
 JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
