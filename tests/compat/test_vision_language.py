@@ -96,7 +96,7 @@ def _rows(vocab):
 
 def _calls(mode, padded):
     """The fused and the unfused forward function, called with images."""
-    from mcore_fused import model_forward as functions
+    from mcore_fused.frameworks import forward as functions
 
     rows, ids, labels = _rows(97)
     if padded:
@@ -136,8 +136,8 @@ def test_llava_in_the_forward_functions(mode, padded):
 @pytest.mark.parametrize("fused", [True, False])
 def test_llava_packs_nothing_by_itself(fused):
     """P10: padded ids would be taken for packed ones."""
-    from mcore_fused import model_forward as functions
     from mcore_fused.errors import UnsupportedModelError
+    from mcore_fused.frameworks import forward as functions
 
     shape, (_, ids, labels) = Shape(packed=True), _rows(97)
     make = functions.fused_forward_no_padding_gen if fused else functions.forward_no_padding_gen
