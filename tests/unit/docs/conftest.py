@@ -1,0 +1,6 @@
+"""The helpers of these tests are imported as plain modules."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
