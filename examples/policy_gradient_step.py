@@ -1,15 +1,18 @@
-"""Three policy-gradient steps with an entropy bonus on a tiny real GPTModel, without ever holding its logits.
+"""Three policy-gradient steps with an entropy bonus on a tiny real GPTModel, without materialising its logits.
 
-Run it where megatron-core is installed and a GPU is present::
+Run it in an environment with megatron-core, on a GPU or on a CPU::
 
     python examples/policy_gradient_step.py
 
 What to take into a framework are the three calls marked (1), (2) and (3).
 """
 
-import os
-
 import torch
+
+from mcore_compat.testing import install_cpu_seam
+
+install_cpu_seam()  # Megatron asks for a GPU when it is imported; without one, this answers with the CPU
+
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -25,12 +28,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def start_one_rank() -> None:
-    """A process group of one rank, unless the caller has made one."""
+    """A process group of one rank, unless the caller has one."""
     if torch.distributed.is_initialized():
         return
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-    torch.distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo", rank=0, world_size=1)
+    backend, store = "nccl" if DEVICE == "cuda" else "gloo", torch.distributed.HashStore()
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(0)
 
@@ -72,7 +74,7 @@ def main() -> list[float]:
     mask = torch.tril(torch.ones(1, 1, SEQ, SEQ, device=DEVICE)) < 0.5
     advantages = torch.randn(BATCH, SEQ, device=DEVICE)
 
-    mode = mcore_fused.patch_fused_forward(chain)  # (1) once: "hook" or "legacy", whichever this release has
+    mode = mcore_fused.patch_fused_forward(chain)  # (1) once; "hook" or "legacy", whichever works on this release
     print(f"fused forward in {mode} mode")
     losses = []
     for step in range(3):
@@ -85,7 +87,7 @@ def main() -> list[float]:
                 parameter.sub_(0.1 * parameter.main_grad.to(parameter.dtype))
         losses.append(loss.item())
         print(f"step {step}: loss {loss.item():.4f}")
-    print(mcore_fused.fused_forward_evidence(chain))  # (3) what really ran
+    print(mcore_fused.fused_forward_evidence(chain))  # (3) what ran
     mcore_fused.unpatch_fused_forward(chain)
     return losses
 
