@@ -5,6 +5,7 @@ A fault is data: what goes wrong in the field, the exact text that is replaced, 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FILES = ("library", "futures", "kernel", "packing", "harness", "runs")
-PLACES = ("0.18", "0.17", "unit", "harness", "run")
+FILES = ("library", "futures", "upstream", "kernel", "packing", "harness", "runs")
+PLACES = ("0.18", "0.17", "upstream", "unit", "harness", "run")
 
 
 class CatalogueError(Exception):
@@ -30,10 +31,11 @@ class Fault:
         id: unique name.
         what: what goes wrong, in one sentence.
         models: the public report, or the hazard, that it stands for.
-        place: where it is looked for: "0.18" or "0.17" (the property suite in a cell of that release), "unit" (unit
-            tests of kernel and packing, Triton interpreted), "harness" (unit tests of the harness), "run" (a whole run
-            of the harness on a real cell, with the fault in the suite it is given).
-        file: below ``src``; for "run" below ``tests``.
+        place: where it is looked for: "0.18" or "0.17" (the property suite in a cell of that release), "upstream" (the
+            same in 0.18, with the fault in megatron-core itself), "unit" (unit tests of kernel and packing, Triton
+            interpreted), "harness" (unit tests of the harness), "run" (a whole run of the harness on a real cell, with
+            the fault in the suite it is given).
+        file: below ``src``; for "run" below ``tests``; for "upstream" below the cell's site-packages.
         replace: pairs of old and new text; each old text stands in the file exactly once.
         caught_by: checks, below ``tests``, one of which must fail.
         env: environment variables of the checks.
@@ -62,10 +64,13 @@ class Fault:
     def edited(self, root: Path = ROOT) -> str:
         """The file's text with the fault in it.
 
+        Args:
+            root: the checkout; for "upstream" the site-packages of the cell.
+
         Raises:
             CatalogueError: an old text is not there, or is there more than once.
         """
-        path = root / self.source / self.file
+        path = root / self.file if self.place == "upstream" else root / self.source / self.file
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -79,7 +84,9 @@ class Fault:
         return text
 
     def problem(self) -> str:
-        """Why it cannot be planted any more, or nothing."""
+        """Why it cannot be planted any more, or nothing; a fault of megatron-core is only checked in its cell."""
+        if self.place == "upstream":
+            return ""
         try:
             self.edited()
         except (CatalogueError, SyntaxError) as error:
@@ -91,6 +98,17 @@ class Fault:
         text = self.edited(root)
         shutil.copytree(root / self.source, target, ignore=shutil.ignore_patterns("__pycache__"))
         (target / self.file).write_text(text, encoding="utf-8")
+
+    def plant_upstream(self, target: Path, site: Path) -> None:
+        """Make a megatron in ``target`` with this fault in it; every other file is a link to the cell's own."""
+        text = self.edited(site)
+        top = Path(self.file).parts[0]
+        shutil.copytree(
+            site / top, target / top, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        path = target / self.file
+        path.unlink()
+        path.write_text(text, encoding="utf-8")
 
 
 def load() -> tuple[Fault, ...]:

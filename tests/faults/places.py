@@ -19,7 +19,7 @@ from catalogue import ROOT, Fault
 LIMIT_S = 300
 CONTROL_LIMIT_S = 900
 # The release that stands for each kind of cell; unit tests run in the harness's own environment.
-RELEASES = {"0.18": "0.18.2", "0.17": "0.17.1"}
+RELEASES = {"0.18": "0.18.2", "0.17": "0.17.1", "upstream": "0.18.2"}
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -85,6 +85,7 @@ class Lane:
         if place == "unit":
             env["TRITON_INTERPRET"] = "1"
         self._place, self._scratch = place, scratch
+        self._site = next((python.parent.parent / "lib").glob("python*/site-packages"), None)
         self._errors = scratch / "worker.txt"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -108,7 +109,7 @@ class Lane:
             raise NoPlaceError(f"the worker of {self._place} has ended: {self._errors.read_text()[-2000:]}")
         number = next(self._numbers)
         folder = self._scratch / str(number)
-        job = _job(number, fault, folder)
+        job = _job(number, fault, folder, self._site)
         answered: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
         with self._lock:
             self._waiting[number] = answered
@@ -145,13 +146,15 @@ class Lane:
 _DEAD: Mapping[str, object] = {"status": -1, "failed": [], "why": "the worker died"}
 
 
-def _job(number: int, fault: Fault, folder: Path) -> dict[str, object]:
+def _job(number: int, fault: Fault, folder: Path, site: Path | None) -> dict[str, object]:
     source, work = folder / "src", folder / "work"
     work.mkdir(parents=True)
-    if fault.replace:
+    if fault.replace and fault.place != "upstream":
         fault.plant(source)
     else:
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    if fault.replace and fault.place == "upstream":
+        fault.plant_upstream(source, site)
     return {
         "id": number,
         "source": str(source),

@@ -78,6 +78,6 @@ class LogitsCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             listed = ", ".join(f"{name} -> {list(shape)}" for name, shape in self.found[:_SHOWN])
             more = f" and {len(self.found) - _SHOWN} more" if len(self.found) > _SHOWN else ""
             raise LogitsMaterialisedError(
-                f"The logits were materialised: {listed}{more}. Find the first of these operations in the traceback "
-                "of a run with a breakpoint in LogitsCounter, and compute it in chunks."
+                f"The logits were materialised: {listed}{more}. Compute them in chunks of tokens or of the vocabulary; "
+                "to find the line, raise an error from LogitsCounter.__torch_dispatch__ at the first of them."
             )
