@@ -58,16 +58,16 @@ def _ours(**options: Any) -> Callable[[], Run]:
 
 
 @contextmanager
-def _gluon_gate_shut() -> Iterator[None]:
+def _gluon_disabled() -> Iterator[None]:
     """Plain Triton also where Gluon could run."""
     from mcore_fused.kernel import launchers
 
-    opened = launchers.gluon_ready
-    launchers.gluon_ready = lambda *_: False
+    opened = launchers.gluon_enabled
+    launchers.gluon_enabled = lambda *_: False
     try:
         yield
     finally:
-        launchers.gluon_ready = opened
+        launchers.gluon_enabled = opened
 
 
 def _ours_folded() -> Run:
@@ -154,7 +154,7 @@ PROVIDERS = [
     Provider("ours, workspace 280 MiB", _ours(workspace_bytes=280 << 20)),
     Provider("ours, all kept", _ours(logits_budget_bytes=ALL), floor="6NHV"),
     Provider("ours, loss folded in", _ours_folded, scalar=True, floor="6NHV", own_backward=True),
-    Provider("ours, plain Triton", _ours(), around=_gluon_gate_shut),
+    Provider("ours, plain Triton", _ours(), around=_gluon_disabled),
     Provider("eager", lambda: eager, floor="6NHV"),
     Provider("torch.compile", _compiled, floor="6NHV"),
     Provider("verl Triton", _verl, distribution="verl"),

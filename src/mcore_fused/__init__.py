@@ -4,7 +4,21 @@ One code path in two installations: through the ``output_processor`` hook where 
 through the deferred head everywhere else. See :func:`patch_fused_forward` and :func:`call_fused_forward`.
 """
 
-from mcore_fused.errors import MCoreFusedError
+from mcore_fused.errors import (
+    CallArgumentError,
+    CallTypeError,
+    DeferredLogitsError,
+    ForeignPatchError,
+    FusionDidNotRunError,
+    MCoreFusedError,
+    ModeError,
+    PackingError,
+    PatchOrderError,
+    RegistryError,
+    UnsupportedConfigError,
+    UnsupportedModelError,
+    UnsupportedOutputLayerError,
+)
 from mcore_fused.evidence import FusedForwardEvidence
 from mcore_fused.frameworks.forward import (
     forward_model_gen,
@@ -18,7 +32,14 @@ from mcore_fused.frameworks.registry import (
     get_mcore_forward_fused_model_engine_fn,
     register_architecture,
 )
-from mcore_fused.kernel import linear_cross_entropy
+from mcore_fused.kernel import (
+    KernelLaunches,
+    PolicyLoss,
+    PolicyLossOutput,
+    fused_linear_policy_loss,
+    kernel_launches,
+    linear_cross_entropy,
+)
 from mcore_fused.model.unwrap import register_wrapper, unwrap_model
 from mcore_fused.modes.hook import fused_output_processor
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
@@ -43,12 +64,27 @@ from mcore_fused.patch import (
 from mcore_fused.schedule_plan import build_fused_schedule_plan
 
 __all__ = [
+    "CallArgumentError",
+    "CallTypeError",
+    "DeferredLogitsError",
+    "ForeignPatchError",
     "FusedForwardEvidence",
     "FusedForwardOutput",
     "FusedOutputProcessorContext",
+    "FusionDidNotRunError",
+    "KernelLaunches",
     "MCoreFusedError",
+    "ModeError",
+    "PackingError",
     "PackingLayout",
     "PackingSettings",
+    "PatchOrderError",
+    "PolicyLoss",
+    "PolicyLossOutput",
+    "RegistryError",
+    "UnsupportedConfigError",
+    "UnsupportedModelError",
+    "UnsupportedOutputLayerError",
     "build_fused_schedule_plan",
     "call_fused_forward",
     "forward_model_gen",
@@ -59,9 +95,11 @@ __all__ = [
     "fused_forward_model_engine",
     "fused_forward_model_gen",
     "fused_forward_no_padding_gen",
+    "fused_linear_policy_loss",
     "fused_output_processor",
     "get_mcore_forward_fused_fn",
     "get_mcore_forward_fused_model_engine_fn",
+    "kernel_launches",
     "linear_cross_entropy",
     "packed_seq_params",
     "patch_fused_forward",

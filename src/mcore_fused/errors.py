@@ -41,21 +41,29 @@ def qualified_name(thing: object) -> str:
     return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
 
 
+def _sentence(text: str) -> str:
+    """The text without blanks around it, with a full stop unless it ends in a mark of its own."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 class MCoreFusedError(Exception):
-    """Root of this package's errors.
+    """Root of this package's errors: one sentence about the problem, then one about what to do.
+
+    Both sentences end in a full stop, which is added if a caller left it out.
 
     Attributes:
         problem: what was met, naming the object.
         next_step: what the caller can do about it.
-        version: the megatron-core label at hand, or None where Megatron plays no part.
+        version: the installed megatron-core as a label, or None if Megatron plays no part.
     """
 
     def __init__(self, problem: str, next_step: str, *, about_megatron: bool = True) -> None:
-        self.problem = problem
-        self.next_step = next_step
+        self.problem = _sentence(problem)
+        self.next_step = _sentence(next_step)
         self.version = megatron_version() if about_megatron else None
         where = f" [{self.version}]" if self.version else ""
-        super().__init__(f"{problem}{where} Next step: {next_step}")
+        super().__init__(f"{self.problem}{where} Next step: {self.next_step}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.problem, self.next_step, self.version is not None))

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "kernel"))
 
-from mcore_fused.kernel import hopper_gate, kernel_launches, launchers, linear_cross_entropy
+from mcore_fused.kernel import gluon_support, kernel_launches, launchers, linear_cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -55,7 +55,7 @@ def plain_path(hidden, weight, labels, temperature):
 def test_accuracy_targets(monkeypatch, record_property, plain_triton, budget, std) -> None:
     """The project's targets, and never worse than the plain bf16 path."""
     if plain_triton:
-        monkeypatch.setattr(launchers, "gluon_ready", lambda *_: False)
+        monkeypatch.setattr(launchers, "gluon_enabled", lambda *_: False)
     inputs = make(512, 1024, 32000, std=std)
     found = errors(
         lambda h, w, y, t: linear_cross_entropy(h, w, y, t, logits_budget_bytes=budget, backend="triton"), *inputs
@@ -85,7 +85,7 @@ def test_k2_weight_offsets_around_2_to_the_31(monkeypatch, plain_triton, width) 
     if torch.cuda.mem_get_info()[0] < 24 * GIB:
         pytest.skip("needs 24 GiB of GPU memory")
     if plain_triton:
-        monkeypatch.setattr(launchers, "gluon_ready", lambda *_: False)
+        monkeypatch.setattr(launchers, "gluon_enabled", lambda *_: False)
     rows = 131072
     weight = torch.zeros(rows, width, device="cuda", dtype=torch.bfloat16)
     weight[-2:] = torch.randn(2, width, device="cuda") / 64
@@ -111,7 +111,7 @@ def test_k2_dlogits_offsets_beyond_2_to_the_31(monkeypatch, plain_triton, budget
     if torch.cuda.mem_get_info()[0] < 24 * GIB:
         pytest.skip("needs 24 GiB of GPU memory")
     if plain_triton:
-        monkeypatch.setattr(launchers, "gluon_ready", lambda *_: False)
+        monkeypatch.setattr(launchers, "gluon_enabled", lambda *_: False)
     tokens, width, rows = 16512, 64, 131072
     hidden, weight, labels, upstream = make(tokens, width, rows)
     labels[-1] = rows - 1
@@ -189,7 +189,7 @@ def kernels():
 def test_k14_the_number_of_compilations_is_bounded(monkeypatch, plain_triton) -> None:
     """Token counts, vocabularies, temperatures and splits of every divisibility share their compilations."""
     if plain_triton:
-        monkeypatch.setattr(launchers, "gluon_ready", lambda *_: False)
+        monkeypatch.setattr(launchers, "gluon_enabled", lambda *_: False)
 
     def compiled() -> dict[str, int]:
         return {k: sum(len(c[0]) for c in kernel.device_caches.values()) for k, kernel in kernels().items()}
@@ -284,8 +284,8 @@ def test_cuda_graph_capture() -> None:
 
 def test_the_gate_says_why() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    state = hopper_gate.gluon_gate(device, torch.float32)
-    assert not state.open
+    state = gluon_support.gluon_support(device, torch.float32)
+    assert not state.enabled
     assert "float32" in state.reason or "9.0" in state.reason
 
 

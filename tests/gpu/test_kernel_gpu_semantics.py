@@ -15,7 +15,7 @@ from kernel_properties import Case, cases, check  # noqa: E402
 from test_kernel_policy_loss import *  # noqa: E402, F403  (the tests themselves)
 from test_kernel_semantics import *  # noqa: E402, F403  (the tests themselves)
 
-from mcore_fused.kernel import hopper_gate, kernel_launches, launchers, operands, schedule  # noqa: E402
+from mcore_fused.kernel import gluon_support, kernel_launches, launchers, operands, schedule  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -35,10 +35,10 @@ def lane(request, monkeypatch) -> Lane:
     if request.param == "gluon":
         if torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("the Gluon kernels are for compute capability 9.0")
-        state = hopper_gate.gluon_gate(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
-        assert state.open, state.reason
+        state = gluon_support.gluon_support(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
+        assert state.enabled, state.reason
     else:
-        monkeypatch.setattr(launchers, "gluon_ready", lambda *_: False)
+        monkeypatch.setattr(launchers, "gluon_enabled", lambda *_: False)
     if request.param == "pointers":
         monkeypatch.setattr(operands, "tma_readable", lambda _: False)
     return LANES[request.param]

@@ -97,6 +97,7 @@ def _run(
             logits_budget_bytes=context.logits_budget_bytes,
             reduce_hidden_grad=False,  # done by the mapping above, or wanted partial by the layer
             backend=context.backend,
+            gradient_accumulation_fusion=bool(getattr(layer, "gradient_accumulation_fusion", False)),
         )
 
     log_probs, entropy = logits.computed(compute)

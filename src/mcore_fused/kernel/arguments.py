@@ -8,18 +8,20 @@ because reading them stops the host until the device is idle: bad ones come out 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 import torch
 from torch import Tensor
 
 from mcore_fused.errors import CallArgumentError, CallTypeError
+from mcore_fused.kernel.dispatch import choose_path
+from mcore_fused.kernel.main_grad import MainGrad
+from mcore_fused.kernel.options import BACKENDS, REDUCTIONS, KernelOptions
+from mcore_fused.kernel.tensor_parallel import active_group
 
-__all__ = ["BACKENDS", "FLOAT_DTYPES", "REDUCTIONS", "Call", "common_dtype", "normalise_call"]
+__all__ = ["FLOAT_DTYPES", "Call", "common_dtype", "normalise_call"]
 
-BACKENDS = ("auto", "triton", "torch")
-REDUCTIONS = ("none", "mean", "sum")
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -34,10 +36,8 @@ class Call:
         labels: ``[N]`` integers, contiguous.
         logit_scale: scale / temperature, a number or a fp32 (fp64 for float64 inputs) tensor ``[N]``; above 0.
         shape: the labels' shape, which the outputs get.
-        ignore_index: the label that means "no token here".
-        vocab_size: real rows of the *global* vocabulary, or None for all.
-        logits_budget_bytes: memory that the forward may keep for the backward.
-        workspace_bytes: memory that the backward may use beyond the gradients.
+        options: the options, checked and resolved (see :class:`KernelOptions`).
+        main_grad: where the weight gradient goes, or None if autograd gets it.
     """
 
     hidden: Tensor
@@ -45,10 +45,8 @@ class Call:
     labels: Tensor
     logit_scale: float | Tensor
     shape: torch.Size
-    ignore_index: int
-    vocab_size: int | None
-    logits_budget_bytes: int
-    workspace_bytes: int
+    options: KernelOptions
+    main_grad: MainGrad | None
 
 
 def common_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -65,37 +63,18 @@ def common_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     return dtype
 
 
-def normalise_call(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    temperature: float | Tensor,
-    *,
-    ignore_index: int,
-    scale: float,
-    vocab_size: int | None,
-    logits_budget_bytes: int,
-    workspace_bytes: int,
-    check_values: bool,
-) -> Call:
+def normalise_call(hidden: Tensor, weight: Tensor, labels: Tensor, options: KernelOptions) -> Call:
     """Check every argument and bring the call into normal form.
 
     Raises:
         CallTypeError: not a tensor, a dtype that is not one of bf16, fp16, fp32, fp64 (hidden, weight) or an integer
-            (labels), a temperature or scale that is not a number.
+            (labels), a temperature or scale that is not a number, a group that is not one of torch.distributed.
         CallArgumentError: shapes that do not fit, tensors on several devices, a temperature that is not finite and
-            positive, a vocabulary size outside the weight, a negative budget.
+            positive, a vocabulary size outside the weight, a negative budget, an unknown backend or reduction.
     """
+    factor = _check_options(options)
+    group = active_group(options.tp_group)
     _check_tensors(hidden, weight, labels)
-    for name, count in (("logits_budget_bytes", logits_budget_bytes), ("workspace_bytes", workspace_bytes)):
-        if _check_integer(name, count) < 0:
-            raise CallArgumentError(f"{name} is {count}", "pass a number of bytes, at least 0.")
-    if vocab_size is not None and _check_integer("vocab_size", vocab_size) < 1:
-        raise CallArgumentError(f"vocab_size is {vocab_size}", "pass the number of real vocabulary rows, at least 1.")
-    ignore_index = _check_integer("ignore_index", ignore_index)
-    factor = _check_number("scale", scale)
-    if not math.isfinite(factor):
-        raise CallArgumentError(f"scale is {factor}", "pass a finite logit multiplier; 1.0 changes nothing.")
     dtype = common_dtype(hidden, weight)
     rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
     flat_labels = labels.reshape(-1).contiguous()
@@ -105,18 +84,38 @@ def normalise_call(
         rows, factor = -rows, -factor
     if factor == 0:  # all logits 0; as a factor it would meet the -inf of masked columns
         rows, factor = rows * 0.0, 1.0
-    logit_scale = _logit_scale(temperature, factor, flat_labels, labels.shape, ignore_index, dtype, check_values)
-    return Call(
-        rows,
-        weight.to(dtype),
-        flat_labels,
-        logit_scale,
-        labels.shape,
-        ignore_index,
-        vocab_size,
-        logits_budget_bytes,
-        workspace_bytes,
+    logit_scale = _logit_scale(options, factor, flat_labels, labels.shape, dtype)
+    differentiable = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    resolved = replace(
+        options,
+        tp_group=group,
+        backend=choose_path(rows, options.backend),
+        logits_budget_bytes=options.logits_budget_bytes if differentiable else 0,
     )
+    # taken from the caller's own tensor: a cast copy has no attributes
+    main_grad = MainGrad(weight) if options.gradient_accumulation_fusion and weight.requires_grad else None
+    return Call(rows, weight.to(dtype), flat_labels, logit_scale, labels.shape, resolved, main_grad)
+
+
+def _check_options(options: KernelOptions) -> float:
+    """Refuse impossible options; returns the logit multiplier as a number."""
+    if options.backend not in BACKENDS:
+        raise CallArgumentError(f"backend is {options.backend!r}.", f"choose one of {', '.join(BACKENDS)}.")
+    if options.reduction not in REDUCTIONS:
+        raise CallArgumentError(f"reduction is {options.reduction!r}.", f"choose one of {', '.join(REDUCTIONS)}.")
+    for name in ("logits_budget_bytes", "workspace_bytes"):
+        count = _check_integer(name, getattr(options, name))
+        if count < 0:
+            raise CallArgumentError(f"{name} is {count}.", "pass a number of bytes, at least 0.")
+    if options.vocab_size is not None and _check_integer("vocab_size", options.vocab_size) < 1:
+        raise CallArgumentError(
+            f"vocab_size is {options.vocab_size}.", "pass the number of real vocabulary rows, at least 1."
+        )
+    _check_integer("ignore_index", options.ignore_index)
+    factor = _check_number("scale", options.scale)
+    if not math.isfinite(factor):
+        raise CallArgumentError(f"scale is {factor}.", "pass a finite logit multiplier; 1.0 changes nothing.")
+    return factor
 
 
 def _check_tensors(hidden: Tensor, weight: Tensor, labels: Tensor) -> None:
@@ -164,15 +163,14 @@ def _check_integer(name: str, value: object) -> int:
 
 
 def _logit_scale(
-    temperature: float | Tensor,
-    scale: float,
-    labels: Tensor,
-    shape: torch.Size,
-    ignore_index: int,
-    dtype: torch.dtype,
-    check_values: bool,
+    options: KernelOptions, scale: float, labels: Tensor, shape: torch.Size, dtype: torch.dtype
 ) -> float | Tensor:
-    """Scale / temperature, as a number or one value a token."""
+    """Scale / temperature, as a number or one value per token."""
+    temperature = options.temperature
+    if isinstance(temperature, Tensor) and temperature.dim() == 0 and temperature.device.type == "cpu":
+        if temperature.dtype not in FLOAT_DTYPES:
+            raise _temperature_dtype(temperature)
+        temperature = float(temperature)
     if not isinstance(temperature, Tensor):
         number = _check_number("temperature", temperature)
         if not (math.isfinite(number) and number > 0):
@@ -181,22 +179,24 @@ def _logit_scale(
             )
         return scale / number
     if temperature.dtype not in FLOAT_DTYPES:
-        raise CallTypeError(f"temperature has dtype {temperature.dtype}", "pass a floating-point tensor or a number.")
+        raise _temperature_dtype(temperature)
     if temperature.dim() != 0 and temperature.shape != shape:
         raise CallArgumentError(
             f"temperature has shape {list(temperature.shape)} and labels {list(shape)}",
-            "pass one temperature a token, packed exactly as the labels are, or one number.",
+            "pass one temperature per token, packed exactly as the labels are, or one number.",
         )
-    if temperature.dim() == 0 and temperature.device.type == "cpu":
-        return _logit_scale(float(temperature), scale, labels, shape, ignore_index, dtype, check_values)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     values = temperature.detach().to(device=labels.device, dtype=exact).expand(shape).reshape(-1)
     unusable = ~(torch.isfinite(values) & (values > 0))
-    ignored = labels == ignore_index
-    if (check_values or labels.device.type == "cpu") and bool((unusable & ~ignored).any()):
+    ignored = labels == options.ignore_index
+    if (options.check_labels or labels.device.type == "cpu") and bool((unusable & ~ignored).any()):
         raise CallArgumentError(
             "temperature holds a value that is not finite and above 0 at a token that is not ignored",
             "fill padding only where labels are ignore_index, and pass positive temperatures elsewhere.",
         )
     # padding is often filled with 0, which must not become a NaN that spreads through a product
     return torch.where(unusable, torch.where(ignored, scale, torch.nan), scale / values)
+
+
+def _temperature_dtype(temperature: Tensor) -> CallTypeError:
+    return CallTypeError(f"temperature has dtype {temperature.dtype}.", "pass a floating-point tensor or a number.")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from mcore_fused.errors import CallArgumentError
-from mcore_fused.kernel.arguments import Call
 from mcore_fused.kernel.devices import device_traits, triton_installed
 
 __all__ = ["backend_module", "choose_path"]
 
 
-def choose_path(call: Call, backend: str) -> str:
+def choose_path(hidden: Tensor, backend: str) -> str:
     """The path's name: "torch" or "triton" (which uses Gluon kernels by itself where they are proved to work).
 
     "auto" takes torch on a CPU also when the interpreter is on: that is for tests of the kernels, and slow.
@@ -23,23 +23,23 @@ def choose_path(call: Call, backend: str) -> str:
     """
     if backend == "torch":
         return "torch"
-    obstacle = _obstacle(call)
+    obstacle = _obstacle(hidden)
     if backend == "triton":
         if obstacle is not None:
-            raise CallArgumentError(f"backend='triton' cannot run here: {obstacle}", "use backend='auto' or 'torch'.")
+            raise CallArgumentError(f"backend='triton' cannot run here: {obstacle}.", "use backend='auto' or 'torch'.")
         return "triton"
-    return "triton" if obstacle is None and call.hidden.is_cuda else "torch"
+    return "triton" if obstacle is None and hidden.is_cuda else "torch"
 
 
-def _obstacle(call: Call) -> str | None:
-    if call.hidden.dtype == torch.float64:
+def _obstacle(hidden: Tensor) -> str | None:
+    if hidden.dtype == torch.float64:
         return "float64 has no kernel"
     if not triton_installed():
         return "Triton is not installed"
-    if device_traits(call.hidden.device) is None:
-        if call.hidden.device.type == "cpu":
+    if device_traits(hidden.device) is None:
+        if hidden.device.type == "cpu":
             return "on a CPU Triton needs its interpreter (TRITON_INTERPRET=1)"
-        return f"{call.hidden.device} is not a CUDA device of compute capability 8.0 or newer"
+        return f"{hidden.device} is not a CUDA device of compute capability 8.0 or newer"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Launches of the Gluon kernels. Imported only where hopper_gate.py has let them through or tries them."""
+"""Launches of the Gluon kernels. Imported only where gluon_support.py enables or tests them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from mcore_fused.kernel.hopper_gate import gluon_ready
+from mcore_fused.kernel.gluon_support import gluon_enabled
 from mcore_fused.kernel.operands import Operands, descriptor, tma_readable
 from mcore_fused.kernel.schedule import GROUP, Split, Tiles, ceil_div, plan_split
 from mcore_fused.kernel.triton_backward import (
@@ -105,7 +105,7 @@ def _scale_arguments(operands: Operands) -> tuple[Tensor, float]:
 
 
 def _hopper(operands: Operands) -> bool:
-    return operands.tma and not operands.traits.interpreted and gluon_ready(operands.device, operands.hidden.dtype)
+    return operands.tma and not operands.traits.interpreted and gluon_enabled(operands.device, operands.hidden.dtype)
 
 
 def row_statistics(operands: Operands, kept_columns: int) -> tuple[Tensor, Kept | None, str]:
@@ -213,7 +213,7 @@ def _combine(
         operands.real_rows,
         hidden_size,
         operands.ignore_index,
-        operands.vocab_start,
+        operands.vocab_offset,
         PIECES=8 if count <= 8 else 32 if count <= 32 else max(128, triton.next_power_of_2(count)),
         BR=rows,
         BH=512,
@@ -357,7 +357,7 @@ def _label_column(operands: Operands, out: Tensor, rows: RowState, coefficients:
         row_scale,
         scale,
         tokens,
-        operands.vocab_start + first,
+        operands.vocab_offset + first,
         columns,
         BLOCK=block,
         PER_ROW=operands.row_scale is not None,

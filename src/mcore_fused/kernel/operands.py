@@ -30,7 +30,7 @@ class Operands:
         scale: that number (1.0 where ``row_scale`` is given).
         real_rows: rows of the weight that take part.
         ignore_index: the label of rows that do not count.
-        vocab_start: the first row's id among the labels.
+        vocab_offset: the first row's id among the labels.
         distributed: gradients of hidden are partial sums.
         tma: both operands can be read through TMA descriptors.
         tiles: the plain kernels' tile.
@@ -43,7 +43,7 @@ class Operands:
     scale: float
     real_rows: int
     ignore_index: int
-    vocab_start: int
+    vocab_offset: int
     distributed: bool
     tma: bool
     tiles: Tiles
@@ -78,7 +78,7 @@ def prepare(problem: Problem) -> Operands:
         scale=1.0 if isinstance(scale, Tensor) else scale,
         real_rows=problem.real_rows,
         ignore_index=problem.ignore_index,
-        vocab_start=problem.vocab_start,
+        vocab_offset=problem.vocab_offset,
         distributed=problem.group is not None,
         tma=traits.tma and tma_readable(hidden) and tma_readable(weight),
         tiles=tiles_for(hidden.dtype, traits),

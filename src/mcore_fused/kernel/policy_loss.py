@@ -14,16 +14,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from mcore_fused.errors import CallArgumentError, CallTypeError
 from mcore_fused.kernel.arguments import normalise_call
-from mcore_fused.kernel.dispatch import backend_module, choose_path
+from mcore_fused.kernel.dispatch import backend_module
 from mcore_fused.kernel.launches import record_launch
+from mcore_fused.kernel.main_grad import MainGrad
+from mcore_fused.kernel.options import KernelOptions
 from mcore_fused.kernel.problem import Problem, exact_products
-from mcore_fused.kernel.schedule import DEFAULT_WORKSPACE_BYTES, token_chunks
-from mcore_fused.kernel.tensor_parallel import VocabShard, active_group, find_shard, start_all_reduce
+from mcore_fused.kernel.schedule import token_chunks
+from mcore_fused.kernel.tensor_parallel import VocabShard, find_shard, start_all_reduce
 
 __all__ = ["PolicyLoss", "PolicyLossOutput", "TokenLoss", "fused_linear_policy_loss", "token_loss"]
 
@@ -84,17 +85,24 @@ class PolicyLossOutput:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    path: str
+class _Fold:
+    """What a folded loss needs besides its tensors.
+
+    Attributes:
+        policy: the loss.
+        options: options of the checked call.
+        denominator: the sum of token losses is divided by it; None for the number of counted tokens.
+        logits_bytes: memory for one chunk's exponentials.
+        weight_grad_dtype: dtype in which the weight gradient is summed over token chunks.
+        main_grad: where that sum goes, or None if autograd gets it.
+    """
+
     policy: PolicyLoss
-    ignore_index: int
-    vocab_size: int | None
-    vocab_shard: tuple[int, int] | None
-    group: dist.ProcessGroup | None
-    reduce_hidden_grad: bool
+    options: KernelOptions
     denominator: float | None
     logits_bytes: int
     weight_grad_dtype: torch.dtype
+    main_grad: MainGrad | None
 
 
 @dataclass(frozen=True)
@@ -166,12 +174,15 @@ def fused_linear_policy_loss(
     weight_grad_dtype: torch.dtype | None = None,
     reduce_hidden_grad: bool = True,
     backend: str = "auto",
+    gradient_accumulation_fusion: bool = False,
 ) -> PolicyLossOutput:
     """Policy loss of ``softmax(hidden @ weight.T * scale / temperature)``, gradients made in the forward.
 
     Args:
         hidden: as in :func:`linear_cross_entropy`, and so are ``weight``, ``labels``, ``temperature``, ``tp_group``,
-            ``ignore_index``, ``scale``, ``vocab_size``, ``vocab_shard``, ``reduce_hidden_grad`` and ``backend``.
+            ``ignore_index``, ``scale``, ``vocab_size``, ``vocab_shard``, ``reduce_hidden_grad``, ``backend`` and
+            ``gradient_accumulation_fusion`` (the sum over token chunks is added to ``weight.main_grad`` at once, in the
+            backward).
         weight: see there.
         labels: see there; tokens that do not count hold ``ignore_index`` (this is the loss mask).
         advantages: labels' shape; no gradient flows into it.
@@ -191,6 +202,7 @@ def fused_linear_policy_loss(
             weight's. None is the weight's own: no extra memory, one rounding a chunk. fp32 costs 4 bytes a weight.
         reduce_hidden_grad: see there.
         backend: see there.
+        gradient_accumulation_fusion: see there.
 
     Returns:
         The loss and the detached values that are logged.
@@ -199,19 +211,19 @@ def fused_linear_policy_loss(
         CallArgumentError: shapes or values that fit nothing; a missing ``old_log_probs`` or ``ref_log_probs``.
         CallTypeError: wrong types or dtypes.
     """
-    group = active_group(tp_group)
-    call = normalise_call(
-        hidden,
-        weight,
-        labels,
+    options = KernelOptions(
         temperature,
+        tp_group=tp_group,
         ignore_index=ignore_index,
         scale=scale,
         vocab_size=vocab_size,
+        vocab_shard=vocab_shard,
         logits_budget_bytes=logits_bytes,
-        workspace_bytes=DEFAULT_WORKSPACE_BYTES,
-        check_values=False,
+        reduce_hidden_grad=reduce_hidden_grad,
+        backend=backend,
+        gradient_accumulation_fusion=gradient_accumulation_fusion,
     )
+    call = normalise_call(hidden, weight, labels, options)
     tokens = _per_token(call.shape, advantages=advantages, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs)
     if policy.kind == "ppo" and old_log_probs is None:
         raise CallArgumentError("old_log_probs is missing", "'ppo' compares with the policy that sampled the tokens.")
@@ -219,21 +231,17 @@ def fused_linear_policy_loss(
         raise CallArgumentError("ref_log_probs is missing", "pass them, or set kl_coefficient to 0.")
     if denominator is not None and not denominator > 0:
         raise CallArgumentError(f"denominator is {denominator}", "pass a number above 0, or None for the mean.")
-    plan = _Plan(
-        path=choose_path(call, backend),
-        policy=policy,
-        ignore_index=call.ignore_index,
-        vocab_size=call.vocab_size,
-        vocab_shard=vocab_shard,
-        group=group,
-        reduce_hidden_grad=reduce_hidden_grad,
-        denominator=denominator,
-        logits_bytes=logits_bytes,
-        weight_grad_dtype=call.weight.dtype if weight_grad_dtype is None else weight_grad_dtype,
+    fold = _Fold(
+        policy,
+        call.options,
+        denominator,
+        logits_bytes,
+        call.weight.dtype if weight_grad_dtype is None else weight_grad_dtype,
+        call.main_grad,
     )
     need = torch.is_grad_enabled()
     loss, log_probs, entropy, mean_kl, clip_fraction = _FoldedLoss.apply(
-        call.hidden, call.weight, call.labels, call.logit_scale, tokens, plan, need
+        call.hidden, call.weight, call.labels, call.logit_scale, tokens, fold, need
     )
     return PolicyLossOutput(loss, log_probs.view(call.shape), entropy.view(call.shape), mean_kl, clip_fraction)
 
@@ -262,15 +270,16 @@ class _FoldedLoss(torch.autograd.Function):
         labels: Tensor,
         logit_scale: float | Tensor,
         tokens: tuple[Tensor | None, ...],
-        plan: _Plan,
+        fold: _Fold,
         need: bool,
     ) -> tuple[Tensor, ...]:
         needs = (need and hidden.requires_grad, need and weight.requires_grad)
         with exact_products(hidden.device):
-            fold = _Fold(hidden.detach(), weight.detach(), labels, logit_scale, tokens, plan, needs)
-            outputs = fold.run()
-        ctx.gradients = (fold.grad_hidden, fold.grad_weight)
-        ctx.backend = fold.backend
+            walk = _TokenWalk(hidden.detach(), weight.detach(), labels, logit_scale, tokens, fold, needs)
+            outputs = walk.run()
+        ctx.gradients = (walk.grad_hidden, walk.grad_weight)
+        ctx.backend, ctx.main_grad = walk.backend, fold.main_grad
+        ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -285,14 +294,19 @@ class _FoldedLoss(torch.autograd.Function):
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         if grad_loss is None:
             return (None,) * 7
+        main_grad: MainGrad | None = ctx.main_grad
         with exact_products(grad_loss.device):
-            for gradient in (grad_hidden, grad_weight):
-                if gradient is not None:
-                    ctx.backend.scale_in_place(gradient, grad_loss)
+            if main_grad is not None and grad_weight is not None:
+                main_grad.open().addcmul_(grad_weight, grad_loss)
+                grad_weight = main_grad.close(ctx.weight_dtype)
+            elif grad_weight is not None:
+                ctx.backend.scale_in_place(grad_weight, grad_loss)
+            if grad_hidden is not None:
+                ctx.backend.scale_in_place(grad_hidden, grad_loss)
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-class _Fold:
+class _TokenWalk:
     """The walk over token chunks."""
 
     def __init__(
@@ -302,28 +316,28 @@ class _Fold:
         labels: Tensor,
         logit_scale: float | Tensor,
         tokens: tuple[Tensor | None, ...],
-        plan: _Plan,
+        fold: _Fold,
         needs: tuple[bool, bool],
     ) -> None:
         self.hidden, self.weight, self.labels, self.logit_scale = hidden, weight, labels, logit_scale
-        self.tokens, self.plan = tokens, plan
+        self.tokens, self.fold, self.options = tokens, fold, fold.options
         self.need_hidden, self.need_weight = needs
-        self.backend = backend_module(plan.path)
-        self.counted = labels != plan.ignore_index
+        self.backend = backend_module(fold.options.backend)
+        self.counted = labels != fold.options.ignore_index
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         count = self.counted.sum().to(exact)
-        self.share = 1 / count if plan.denominator is None else torch.full_like(count, 1 / plan.denominator)
+        self.share = 1 / count if fold.denominator is None else torch.full_like(count, 1 / fold.denominator)
         self.count = count
         self.grad_hidden: Tensor | None = None
         self.grad_weight: Tensor | None = None
 
     def run(self) -> tuple[Tensor, ...]:
-        plan = self.plan
-        shard = find_shard(self.weight.shape[0], plan.group, plan.vocab_shard, self.hidden.device)
-        real_rows = shard.real_rows(plan.vocab_size)
-        pieces = token_chunks(self.hidden.shape[0], real_rows, self.hidden.element_size(), plan.logits_bytes)
+        options = self.options
+        shard = find_shard(self.weight.shape[0], options.tp_group, options.vocab_shard, self.hidden.device)
+        real_rows = shard.real_rows(options.vocab_size)
+        pieces = token_chunks(self.hidden.shape[0], real_rows, self.hidden.element_size(), self.fold.logits_bytes)
         done = [self._chunk(first, end, shard, real_rows) for first, end in pieces]
-        if self.grad_weight is not None:
+        if self.grad_weight is not None and self.fold.main_grad is None:
             self.grad_weight = self.grad_weight.to(self.weight.dtype)
         log_probs, entropy, loss, kl, clipped = (_joined(column) for column in zip(*done, strict=True))
         assert log_probs is not None
@@ -341,10 +355,10 @@ class _Fold:
         return self.count.new_zeros(()) if values is None else torch.where(self.counted, values, 0.0).sum()
 
     def _chunk(self, first: int, end: int, shard: VocabShard, real_rows: int) -> tuple[Tensor | None, ...]:
-        plan = self.plan
+        options, policy = self.options, self.fold.policy
         scale = self.logit_scale[first:end] if isinstance(self.logit_scale, Tensor) else self.logit_scale
-        start, labels = shard.labels_for(plan.path, self.labels[first:end], plan.ignore_index, real_rows)
-        problem = Problem(self.hidden[first:end], self.weight, scale, real_rows, plan.ignore_index, plan.group, start)
+        start, labels = shard.labels_for(options.backend, self.labels[first:end], options.ignore_index, real_rows)
+        problem = Problem(self.hidden[first:end], self.weight, scale, options, real_rows, start)
         wanted = self.need_hidden or self.need_weight
         outcome = self.backend.forward(
             problem,
@@ -354,9 +368,9 @@ class _Fold:
         )
         record_launch(outcome.path, interpreted=self.hidden.device.type == "cpu" and outcome.path != "torch")
         values = [None if value is None else value[first:end].to(outcome.entropy.dtype) for value in self.tokens]
-        token = token_loss(plan.policy, outcome.log_probs, outcome.entropy, *values)  # type: ignore[arg-type]
+        token = token_loss(policy, outcome.log_probs, outcome.entropy, *values)  # type: ignore[arg-type]
         if wanted:
-            bonus = plan.policy.entropy_coefficient
+            bonus = policy.entropy_coefficient
             by_entropy = (self.share * -bonus).expand(end - first) if bonus else None
             self._products(problem, outcome, (token.by_log_prob * self.share, by_entropy), first, end)
         clipped = None if token.clipped is None else token.clipped.to(token.loss.dtype)
@@ -365,7 +379,7 @@ class _Fold:
     def _products(
         self, problem: Problem, outcome: Any, upstream: tuple[Tensor | None, ...], first: int, end: int
     ) -> None:
-        group = self.plan.group if self.plan.reduce_hidden_grad else None
+        group = self.options.tp_group if self.options.reduce_hidden_grad else None
         grad_hidden, self.grad_weight = self.backend.gradients(
             problem,
             outcome.labels,
@@ -375,9 +389,9 @@ class _Fold:
             need_hidden=self.need_hidden,
             need_weight=self.need_weight,
             reduce_hidden=lambda value: start_all_reduce(value, group),
-            workspace_bytes=self.plan.logits_bytes,
+            workspace_bytes=self.fold.logits_bytes,
             weight_total=self.grad_weight,
-            weight_grad_dtype=self.plan.weight_grad_dtype,
+            weight_grad_dtype=self.fold.weight_grad_dtype,
         )
         if grad_hidden is None:
             return

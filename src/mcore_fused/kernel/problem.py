@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from mcore_fused.kernel.options import KernelOptions
+
 __all__ = ["Gradients", "Outcome", "Problem", "ReduceHidden", "exact_products", "ieee_fp32_products"]
 
 # Starts the sum of a partial hidden gradient over the vocabulary shards; the result waits for it.
@@ -25,19 +27,28 @@ class Problem:
         hidden: ``[N, H]``.
         weight: ``[V, H]``, this rank's rows, same dtype.
         logit_scale: scale / temperature, a number or ``[N]``.
+        options: options of the checked call.
         real_rows: rows of ``weight`` that take part; those after it are padding.
-        ignore_index: the label of rows that do not count.
-        group: vocabulary-parallel group, or None.
-        vocab_start: the first row's id among the labels handed to the backend: 0 where those are local rows.
+        vocab_offset: id of the first row among the labels handed to the backend; 0 if those are local rows.
     """
 
     hidden: Tensor
     weight: Tensor
     logit_scale: float | Tensor
+    options: KernelOptions
     real_rows: int
-    ignore_index: int
-    group: dist.ProcessGroup | None
-    vocab_start: int = 0
+    vocab_offset: int = 0
+
+    @property
+    def ignore_index(self) -> int:
+        """Label of the rows that do not count."""
+        return self.options.ignore_index
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Vocabulary-parallel group, or None."""
+        group: dist.ProcessGroup | None = self.options.tp_group
+        return group
 
 
 @dataclass

@@ -26,24 +26,21 @@ def product(a: Tensor, b: Tensor, *, wide: bool) -> Tensor:
 
 
 def accumulate_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``total + a @ b`` in place, ``total`` fp32."""
+    """``total + a @ b`` in place; without an intermediate rounding if ``total`` is fp32 and the operands are half."""
     if a.dtype == total.dtype:
         return total.addmm_(a, b)
-    if a.is_cuda and _has_out_dtype():
+    if total.dtype == torch.float32 and a.is_cuda and _has_out_dtype():
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     return total.add_(product(a, b, wide=True))
 
 
 def product_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    """``out = a @ b``, or ``out += a @ b``; ``out`` has the operands' dtype, or fp32."""
-    if out.dtype != a.dtype:
-        if add:
-            accumulate_product(out, a, b)
-        elif a.is_cuda and _has_out_dtype():
-            torch.mm(a, b, out_dtype=torch.float32, out=out)
-        else:
-            out.copy_(product(a, b, wide=True))
-    elif add:
-        out.addmm_(a, b)
-    else:
+    """``out = a @ b``, or ``out += a @ b``; ``out`` has any floating dtype."""
+    if add:
+        accumulate_product(out, a, b)
+    elif out.dtype == a.dtype:
         torch.mm(a, b, out=out)
+    elif out.dtype == torch.float32 and a.is_cuda and _has_out_dtype():
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(product(a, b, wide=True))

@@ -48,13 +48,15 @@ class VocabShard:
         rows: rows of the local weight.
         group: the process group, or None for the whole vocabulary on one rank.
         sizes: ``[ranks]`` rows of every rank, on the device, where they had to be asked for.
-        place: first global row and rows of all ranks, where they are known on the host.
+        offset: first global row of this rank, if it is known on the host.
+        total: rows of all ranks, if they are known on the host.
     """
 
     rows: int
     group: dist.ProcessGroup | None = None
     sizes: Tensor | None = None
-    place: tuple[int, int] | None = None
+    offset: int | None = None
+    total: int | None = None
 
     def labels_for(
         self, path: str, labels: Tensor, ignore_index: int, real_rows: int
@@ -64,8 +66,8 @@ class VocabShard:
         The kernels of a GPU subtract a start that is known; elsewhere labels become local rows. A function: its small
         operations are queued while the main kernel runs, which needs no labels.
         """
-        if self.place is not None and path != "torch":
-            return self.place[0], lambda: labels
+        if self.offset is not None and path != "torch":
+            return self.offset, lambda: labels
         return 0, lambda: self.local_labels(labels, ignore_index, real_rows)
 
     def local_labels(self, labels: Tensor, ignore_index: int, real_rows: int) -> Tensor:
@@ -77,8 +79,8 @@ class VocabShard:
         if self.group is None:
             return labels
         wide = labels.to(torch.int64)
-        if self.place is not None:
-            before: int | Tensor = self.place[0]
+        if self.offset is not None:
+            before: int | Tensor = self.offset
         else:
             assert self.sizes is not None
             before = self.sizes[: dist.get_rank(self.group)].sum()
@@ -99,8 +101,8 @@ class VocabShard:
         """
         if vocab_size is None:
             return self.rows
-        if self.place is not None:
-            before, total = self.place
+        if self.offset is not None and self.total is not None:
+            before, total = self.offset, self.total
         elif self.sizes is None:
             before, total = 0, self.rows
         else:
@@ -117,34 +119,35 @@ class VocabShard:
         """The number of valid labels; reads the shard sizes on the host where they had to be asked for."""
         if vocab_size is not None:
             return vocab_size
-        if self.place is not None:
-            return self.place[1]
+        if self.total is not None:
+            return self.total
         return self.rows if self.sizes is None else int(self.sizes.sum())
 
 
 def find_shard(
-    rows: int, group: dist.ProcessGroup | None, place: tuple[int, int] | None, device: torch.device
+    rows: int, group: dist.ProcessGroup | None, vocab_shard: tuple[int, int] | None, device: torch.device
 ) -> VocabShard:
     """Which rows of the vocabulary these are: as the caller says, or by asking the other ranks for their number.
 
     Work queued after this call starts once they have answered.
 
     Raises:
-        CallArgumentError: ``place`` does not fit the rows.
+        CallArgumentError: ``vocab_shard`` does not fit the rows.
     """
-    if place is not None:
-        start, total = place
+    start = total = None
+    if vocab_shard is not None:
+        start, total = vocab_shard
         whole = group is not None or (start, total) == (0, rows)
         if not (start >= 0 and start + rows <= total and whole):
             raise CallArgumentError(
-                f"vocab_shard is {place} and the weight has {rows} rows"
+                f"vocab_shard is {vocab_shard} and the weight has {rows} rows"
                 + ("" if group is not None else " and there is no tp_group"),
                 "pass the first global row of this rank's weight and the rows of all ranks together, or None.",
             )
     if group is None:
         return VocabShard(rows)
-    if place is not None:
-        return VocabShard(rows, group, place=place)
+    if vocab_shard is not None:
+        return VocabShard(rows, group, offset=start, total=total)
     mine = torch.full((1,), rows, dtype=torch.int64, device=device)
     sizes = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
     dist.all_gather_into_tensor(sizes, mine, group=group)

@@ -75,7 +75,8 @@ def test_one_rank_needs_no_collective_and_hands_all_settings_to_the_kernel(calls
         temperature=0.5, ignore_index=-1, vocab_size=4, logits_budget_bytes=64, backend="torch"
     )
     labels = labels_of()
-    output = fused_head(logits_of(layer_of(), scale=3.0), labels, context)
+    layer = layer_of(gradient_accumulation_fusion=True)
+    output = fused_head(logits_of(layer, scale=3.0), labels, context)
     hidden, weight, given, options = calls.kernel
     assert (hidden.shape, weight.shape, calls.mapped) == ((SEQ, BATCH, HIDDEN), (ROWS, HIDDEN), [])
     assert torch.equal(given, labels.T)
@@ -89,6 +90,7 @@ def test_one_rank_needs_no_collective_and_hands_all_settings_to_the_kernel(calls
         "logits_budget_bytes": 64,
         "reduce_hidden_grad": False,
         "backend": "torch",
+        "gradient_accumulation_fusion": True,
     }
     assert isinstance(output, FusedForwardOutput)
     assert output.log_probs.tolist() == [[1, 3, 5], [2, 4, 6]]

@@ -1,8 +1,8 @@
-"""May the Gluon kernels be used? Decided once a device and dtype, and explained.
+"""Whether the Gluon kernels are used: decided once per device and dtype, with the reason.
 
-Three gates: compute capability 9.0 exactly (they use Hopper's own instructions), a Triton release whose Gluon they
-were proved on (it is an experimental interface), and a self-test against torch on that very device. Where a gate is
-shut the plain Triton kernels run instead, with the same results. ``MCORE_FUSED_GLUON=0`` shuts it by hand.
+Three conditions: compute capability 9.0 exactly (they use instructions of Hopper), a Triton release whose Gluon they
+were tested on (it is an experimental interface), and a self-test against torch on the device itself. If one of them
+fails the plain Triton kernels run instead, with the same results. ``MCORE_FUSED_GLUON=0`` disables them by hand.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ from mcore_fused.kernel.devices import DeviceTraits, device_traits
 from mcore_fused.kernel.problem import ieee_fp32_products
 from mcore_fused.kernel.schedule import Split
 
-__all__ = ["GateState", "gluon_gate", "gluon_ready"]
+__all__ = ["GluonSupport", "gluon_enabled", "gluon_support"]
 
-PROVED_TRITON = ("3.6",)
+TESTED_TRITON = ("3.6",)
 _HALF = (torch.bfloat16, torch.float16)
 _lock = threading.Lock()
-_states: dict[tuple[torch.device, torch.dtype], GateState] = {}
+_states: dict[tuple[torch.device, torch.dtype], GluonSupport] = {}
 
 
 @dataclass(frozen=True)
-class GateState:
+class GluonSupport:
     """Whether the Gluon kernels are used, and why."""
 
-    open: bool
+    enabled: bool
     reason: str
 
 
-def gluon_ready(device: torch.device, dtype: torch.dtype) -> bool:
+def gluon_enabled(device: torch.device, dtype: torch.dtype) -> bool:
     """The Gluon kernels may be used for this device and dtype. Runs the self-test on the first question."""
-    return gluon_gate(device, dtype).open
+    return gluon_support(device, dtype).enabled
 
 
-def gluon_gate(device: torch.device, dtype: torch.dtype) -> GateState:
-    """The gate's state. The first question on a Hopper device compiles and runs the kernels, about 10 s.
+def gluon_support(device: torch.device, dtype: torch.dtype) -> GluonSupport:
+    """Whether they are used, and why. The first call on a Hopper device compiles and runs the kernels, about 10 s.
 
-    During CUDA-graph capture nothing can be tested: an undecided gate is shut for that call only.
+    During CUDA-graph capture nothing can be tested: undecided support counts as disabled for that call only.
     """
     state = _states.get((device, dtype))
     if state is not None:
         return state
-    shut = _static_obstacle(device_traits(device), dtype)
-    if shut is None and torch.cuda.is_current_stream_capturing():
-        return GateState(open=False, reason="undecided: no self-test during CUDA-graph capture")
+    obstacle = _static_obstacle(device_traits(device), dtype)
+    if obstacle is None and torch.cuda.is_current_stream_capturing():
+        return GluonSupport(enabled=False, reason="undecided: no self-test during CUDA-graph capture")
     with _lock:
         if (device, dtype) not in _states:
-            _states[device, dtype] = GateState(open=False, reason=shut) if shut else _tried(device, dtype)
+            _states[device, dtype] = (
+                GluonSupport(enabled=False, reason=obstacle) if obstacle else _tested(device, dtype)
+            )
         return _states[device, dtype]
 
 
@@ -66,24 +68,24 @@ def _static_obstacle(traits: DeviceTraits | None, dtype: torch.dtype) -> str | N
     if dtype not in _HALF:
         return f"{dtype} is not bf16 or fp16"
     version = metadata.version("triton")
-    if ".".join(version.split(".")[:2]) not in PROVED_TRITON:
-        return f"Triton {version}: proved on {', '.join(PROVED_TRITON)}"
+    if ".".join(version.split(".")[:2]) not in TESTED_TRITON:
+        return f"Triton {version}: tested on {', '.join(TESTED_TRITON)}"
     return None
 
 
-def _tried(device: torch.device, dtype: torch.dtype) -> GateState:
+def _tested(device: torch.device, dtype: torch.dtype) -> GluonSupport:
     try:
         problem = _self_test(device, dtype)
     except Exception as error:  # noqa: BLE001  (whatever a compiler raises: reported, and the plain kernels serve)
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
-        return GateState(open=True, reason="self-test passed")
+        return GluonSupport(enabled=True, reason="self-test passed")
     warnings.warn(
         f"mcore_fused: the Gluon kernels failed their self-test on {device} ({problem}); plain Triton is used.",
         RuntimeWarning,
         stacklevel=2,
     )
-    return GateState(open=False, reason=f"self-test failed: {problem}")
+    return GluonSupport(enabled=False, reason=f"self-test failed: {problem}")
 
 
 def _self_test(device: torch.device, dtype: torch.dtype) -> str | None:
