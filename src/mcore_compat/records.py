@@ -169,6 +169,7 @@ class CheckOutcome:
         failed: cases with a failing phase.
         skipped: cases that were skipped or failed as marked inside the suite.
         message: of the first failing case, else of the first skipped one.
+        failures: messages of all failing cases.
     """
 
     passed: int = 0
@@ -176,6 +177,7 @@ class CheckOutcome:
     skipped: int = 0
     seconds: float = 0.0
     message: str = ""
+    failures: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Literal["passed", "failed", "skipped"]:
@@ -236,6 +238,7 @@ class SuiteFacts(_Fact):
         collected: node ids; at the start already.
         complete: the session came to its end.
         capabilities: what the subject says it has; None where the suite does not say.
+        stock: what the unpatched release computes on fixed weights, by name.
         lacks: what it has not, each with the consequence in words.
         not_applicable: checks that were left out for it, each with the capabilities that they are about.
     """
@@ -249,6 +252,7 @@ class SuiteFacts(_Fact):
     device: str
     mode: Literal["hook", "legacy"] | None = None
     evidence: Evidence = Evidence()
+    stock: dict[str, tuple[float, ...]] = {}
     collected: tuple[str, ...] = ()
     seconds: SuiteSeconds = SuiteSeconds()
     complete: bool = False

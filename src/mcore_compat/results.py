@@ -175,6 +175,7 @@ class CellResult(_Record):
     """One cell, judged.
 
     Attributes:
+        stock: what unpatched megatron-core computed on fixed weights, by name; the gate compares both sides.
         reused_from: the run that judged it, where that was an earlier one with the same inputs.
     """
 
@@ -194,6 +195,7 @@ class CellResult(_Record):
     reused_from: str | None = None
     checks: CheckCounts = CheckCounts()
     evidence: Evidence = Evidence()
+    stock: dict[str, tuple[float, ...]] = {}
     seconds: Seconds = Seconds()
     findings: tuple[Finding, ...] = ()
     results: tuple[CheckResult, ...] = ()

@@ -12,7 +12,7 @@ from mcore_compat.contract.rules.compare import expected_modes
 from mcore_compat.contract.snapshots import sorted_names
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind
 from mcore_compat.errors import UsageError
-from mcore_compat.matrix.cells import Cell, Matrix
+from mcore_compat.matrix.cells import PREDICTED, Cell, Matrix
 from mcore_compat.results import Report
 
 __all__ = ["baseline_version", "candidate_cell", "cell_of_release", "nearest_release"]
@@ -80,6 +80,6 @@ def candidate_cell(candidate: Candidate, contract: Contract, matrix: Matrix, nea
             "source": None if released else candidate.requirement,
             "contract_class": "candidate",
             "expected_mode": mode,
-            "tags": (),
+            "tags": (PREDICTED,),
         }
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from mcore_compat.gate.compare import excused
 from mcore_compat.gate.model import GateFinding, Side, Tier
 from mcore_compat.verdicts import Verdict
 
@@ -16,6 +17,18 @@ def decide(
     baseline: Side, candidate: Side, tiers: Sequence[Tier], findings: Sequence[GateFinding]
 ) -> tuple[Verdict, str]:
     """Verdict and its reason. What both sides share is reported and does not count against the candidate."""
+    verdict, reason = _by_findings(baseline, candidate, tiers, findings)
+    if verdict.green and candidate.cell is not None and (baseline.cell is None or baseline.cell.verdict.green):
+        # Whatever the findings say: a cell that is not green beside a green one is never a reason to move.
+        cell = candidate.cell if baseline.cell is None else excused(candidate.cell, baseline.cell)
+        if not cell.verdict.green:
+            return cell.verdict, cell.reason or cell.verdict.meaning
+    return verdict, reason
+
+
+def _by_findings(
+    baseline: Side, candidate: Side, tiers: Sequence[Tier], findings: Sequence[GateFinding]
+) -> tuple[Verdict, str]:
     new = [f for f in findings if f.state == "new"]
     broken = [f for f in new if f.weight == "break"]
     if candidate.cell is not None and candidate.cell.verdict in _NOT_JUDGED:
@@ -49,16 +62,28 @@ def decide(
     failures = "1 failure" if len(shared) == 1 else f"{len(shared)} failures"
     suffix = f"; {failures} on both sides" if shared else ""
     suffix += "" if "cpu" in ran else "; GPU cells only, `mcore-compat gate` runs the CPU cells"
-    declared = [f for f in new if f.level == "drift" and f.origin == "cell"]
+    declared = [f for f in new if f.level == "drift" and f.origin == "cell" and "::" in f.title]
     if declared:
         first = declared[0]
         whose = ", broken upstream and not by us" if first.upstream else ""
         return Verdict.DRIFT, f"a declared failure that the baseline does not have{whose}: {_said(first)}{suffix}"
     drifted = [f for f in new if f.weight == "drift"]
     if drifted or (candidate.modes != baseline.modes):
-        what = drifted[0].headline if drifted else "other modes than before"
+        seen = next((f for f in drifted if f.origin == "cell"), None)
+        if seen is not None:
+            return Verdict.DRIFT, f"{seen.headline}{suffix}"
+        what = drifted[0].headline if drifted else _moved(baseline.modes, candidate.modes)
         return Verdict.DRIFT, f"upstream's surface changed and behaviour is equal: {what}{suffix}"
     return Verdict.OK, f"nothing that we depend on changed for the worse{suffix}"
+
+
+def _moved(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> str:
+    """Which models are served otherwise than before."""
+    models = [model for model in dict.fromkeys((*before, *after)) if before.get(model) != after.get(model)]
+    return ", ".join(
+        f"{model} models move from {before.get(model) or 'not served'} to {after.get(model) or 'not served'}"
+        for model in models
+    )
 
 
 def _said(finding: GateFinding) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from mcore_compat.files.untrusted import printable
 from mcore_compat.judge import criteria as complaints
 from mcore_compat.judge.criteria import excused, found, fulfils
-from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.cells import PREDICTED, Cell
 from mcore_compat.matrix.expectations import Expectation, Expectations
 from mcore_compat.matrix.inventory import Inventory
 from mcore_compat.records import CheckOutcome, Provisioned, SuiteRun
@@ -98,9 +98,10 @@ def _judged(
     drift: tuple[Finding, ...],
     subject: ChosenSubject,
 ) -> CellResult:
-    declared = inventory.declared(cell)
     if provisioned.environment is None or run is None:
-        return _not_run(cell, provisioned, len(declared))
+        return _not_run(cell, provisioned, len(inventory.declared(cell)))
+    cell, corrected = _with_mode_seen(cell, run)
+    declared = inventory.declared(cell)
     exceptions = expectations.of(cell)
     declared -= complaints.not_applicable(run, subject)
     findings = [
@@ -112,6 +113,7 @@ def _judged(
         *complaints.of_completeness(run),
         *complaints.of_inventory(run, declared, exceptions),
         *complaints.of_evidence(cell, run, inventory, subject),
+        *corrected,
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),
     ]
     findings.sort(key=lambda finding: rank_in_cell(finding.verdict))
@@ -157,6 +159,26 @@ def judge_expectations(
                 )
             )
     return tuple(findings)
+
+
+def _with_mode_seen(cell: Cell, run: SuiteRun) -> tuple[Cell, tuple[Finding, ...]]:
+    """A predicted mode, corrected by what ran: more than the source promised is drift, less stays a break.
+
+    The hook may be called in a way that reading does not follow. Where it was called and counted, it is there.
+    """
+    facts = run.facts
+    if PREDICTED not in cell.tags or facts is None or (cell.expected_mode, facts.mode) != ("legacy", "hook"):
+        return cell, ()
+    if facts.evidence.hook_calls == 0:
+        return cell, ()
+    calls = facts.evidence.hook_calls
+    finding = found(
+        Verdict.DRIFT,
+        "mode-corrected",
+        f"the source was read as one without a working hook, and the hook was called {calls} times",
+        "Update what the contract follows: the call of the hook is in another place than in known releases.",
+    )
+    return cell.model_copy(update={"expected_mode": "hook"}), (finding,)
 
 
 def _not_run(cell: Cell, provisioned: Provisioned, planned: int) -> CellResult:
@@ -211,6 +233,7 @@ def _result(
         verdict=Verdict.UNPROVEN,
         checks=CheckCounts(planned=len(declared), not_applicable=left_out, **counts),
         evidence=facts.evidence if facts else Evidence(),
+        stock=facts.stock if facts else {},
         seconds=Seconds(
             provision=round(provisioned.seconds, 1),
             imports=round(suite_seconds.imports, 1) if suite_seconds else 0.0,

@@ -77,6 +77,10 @@ def of_checks(cell: Cell, run: SuiteRun, exceptions: tuple[Expectation, ...]) ->
         entry = excused(check, exceptions)
         if outcome.failed and (entry is None or entry.kind != "fail"):
             yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", _by_hand(cell, check), check)
+        elif outcome.failed and entry is not None and not fulfils(outcome, entry):
+            other = next(message for message in outcome.failures if not entry.is_meant(message))
+            step = f"Declared is another failure (`{entry.failure}`). {_by_hand(cell, check)}"
+            yield found(Verdict.BREAK, FAILED_CHECK, other or "no message", step, check)
 
 
 def of_exceptions(
@@ -89,6 +93,8 @@ def of_exceptions(
             continue  # another cell of the pattern may have it; that none has is found over all cells
         if entry.expired(today):
             message, step = f"{entry} expired on {entry.expires}", "Look again: fix the cause, or renew with a reason."
+        elif outcome is not None and outcome.failed and entry.kind == "fail" and not fulfils(outcome, entry):
+            continue  # it fails for another reason, which is a failed check like any other
         elif outcome is not None and not fulfils(outcome, entry):
             message, step = f"{entry} is stale: the check {outcome.outcome}", "Remove the entry."
         else:
@@ -281,8 +287,10 @@ def excused(check: str, exceptions: tuple[Expectation, ...]) -> Expectation | No
 
 
 def fulfils(outcome: CheckOutcome, entry: Expectation) -> bool:
-    """Whether a check went as its exception says."""
-    return outcome.failed > 0 if entry.kind == "fail" else outcome.skipped > 0 and not outcome.failed
+    """Whether a check went as its exception says; every failing case must fail as declared."""
+    if entry.kind == "skip":
+        return outcome.skipped > 0 and not outcome.failed
+    return outcome.failed > 0 and all(map(entry.is_meant, outcome.failures))
 
 
 def _by_hand(cell: Cell, check: str) -> str:

@@ -17,7 +17,16 @@ from mcore_compat.errors import MatrixError
 from mcore_compat.matrix.source import installable_source
 from mcore_compat.matrix.toml_file import DataModel, LocatedError, load_model
 
-__all__ = ["Cell", "Matrix", "Mode", "ReasonedFlag", "ReasonedRequirement", "ReasonedVariable", "load_matrix"]
+__all__ = [
+    "PREDICTED",
+    "Cell",
+    "Matrix",
+    "Mode",
+    "ReasonedFlag",
+    "ReasonedRequirement",
+    "ReasonedVariable",
+    "load_matrix",
+]
 
 Mode = Literal["hook", "legacy"]
 Lane = Literal["cpu", "gpu"]
@@ -26,6 +35,8 @@ Python = Annotated[str, Field(pattern=r"^3\.\d+$", description="the interpreter,
 TimeLimit = Annotated[int, Field(ge=10, le=7200, description="seconds after which the cell's processes are killed")]
 Link = Annotated[str | None, Field(description="where the fact can be read", pattern=r"^https://")]
 
+# Tag of a cell whose expected mode was read from a source that no release has: what runs may correct it.
+PREDICTED = "predicted"
 _CELL_ID = re.compile(r"[a-z0-9][a-z0-9.+_-]*")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 import fnmatch
+import re
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mcore_compat.errors import ExpectationError
 from mcore_compat.matrix.cells import Cell
@@ -27,15 +28,35 @@ class Expectation(DataModel):
         cell: shell pattern over cell ids.
         check: the check's id.
         kind: ``fail``: it must fail; ``skip``: it must be skipped.
+        failure: which failure is meant: a regular expression that the message of every failing case contains. Required
+            for ``fail``; a skip has none.
         expires: the day from which this entry turns its cells red, so that somebody looks again.
     """
 
     cell: Annotated[str, Field(min_length=1)]
     check: Annotated[str, Field(pattern=r"^[\w/.-]+\.py(::\w+)+$")]
     kind: Literal["fail", "skip"]
+    failure: Annotated[str | None, Field(min_length=8)] = None
     reason: Annotated[str, Field(min_length=10)]
     link: Annotated[str, Field(pattern=r"^https://")]
     expires: dt.date
+
+    @model_validator(mode="after")
+    def _says_which_failure(self) -> Self:
+        if (self.failure is not None) is (self.kind == "skip"):
+            raise ValueError(
+                "an expected failure says which one it is, and a skip has none"
+                " | give `failure` for kind `fail` only: a regular expression for its message"
+            )
+        try:
+            re.compile(self.failure or "")
+        except re.error as error:
+            raise ValueError(f"`failure` is not a regular expression: {error} | correct it") from error
+        return self
+
+    def is_meant(self, message: str) -> bool:
+        """Whether this is the failure that the entry is about."""
+        return self.failure is not None and re.search(self.failure, message) is not None
 
     def covers(self, cell: Cell) -> bool:
         """Whether it speaks of this cell."""

@@ -1,54 +1,27 @@
-"""Text from cells, made safe for terminals, Markdown, XML and HTML. Pure.
+"""Text for people: made safe for terminals, Markdown, XML and HTML, and cut at words. Pure.
 
 A message may hold anything that a failing check printed: colours, a null, half of a surrogate pair, marks that
 reverse the direction of writing. None of it carries meaning here, and each of them can make a format unreadable or let
-a message look like something else.
+a message look like something else. Every format cleans what it is given, wherever it came from.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-import unicodedata
 from typing import Any
 
 from pydantic import BaseModel
 
-__all__ = ["clean", "cleaned", "sentence", "shortened"]
+from mcore_compat.files.untrusted import printable
 
-# Escape sequences of terminals: CSI (colours, cursor), OSC (titles, links), and two-character ones.
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-_KEPT = "\t\n"
-# Cc: control; Cs: half a surrogate pair; Cf below: marks that change the direction of what follows.
-_DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
-_LINE_ENDS = {"\u2028": "\n", "\u2029": "\n", "\x85": "\n", "\x0b": "\n", "\x0c": "\n"}
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+__all__ = ["cleaned", "sentence", "shortened"]
 
-
-def _safe(character: str) -> str:
-    if character in _KEPT:
-        return character
-    if character in _LINE_ENDS:
-        return _LINE_ENDS[character]
-    code = ord(character)
-    unwritable = code in {0xFFFE, 0xFFFF} or code & 0xFFFE == 0xFFFE
-    if unwritable or character in _DIRECTION or unicodedata.category(character) in {"Cc", "Cs"}:
-        return _REPLACEMENT
-    return character
-
-
-@functools.lru_cache(maxsize=4096)
-def clean(text: str) -> str:
-    """The text without escape sequences; any other character that a format cannot hold becomes U+FFFD."""
-    text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    if text.isascii() and all(character in _KEPT or " " <= character <= "~" for character in text):
-        return text
-    return "".join(map(_safe, text))
+_printable = functools.lru_cache(maxsize=4096)(printable)
 
 
 def _all(value: Any) -> Any:
     if type(value) is str:  # a verdict is a string too, and stays what it is
-        return clean(value)
+        return _printable(value)
     if isinstance(value, BaseModel):
         # Fields only: nothing here is validated again, since only texts change.
         return value.model_copy(update={name: _all(getattr(value, name)) for name in type(value).model_fields})

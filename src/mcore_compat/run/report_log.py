@@ -132,6 +132,7 @@ def _by_check(cases: Mapping[str, _Case]) -> dict[str, CheckOutcome]:
             skipped=so_far.skipped + (not failed and not passed),
             seconds=so_far.seconds + case.seconds,
             message=message or case.message,
+            failures=(*so_far.failures, case.message) if failed else so_far.failures,
         )
     return checks
 

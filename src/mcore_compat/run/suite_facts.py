@@ -67,6 +67,7 @@ def _merged(found: list[SuiteFacts]) -> SuiteFacts:
                 imports=max(facts.seconds.imports for facts in found), suite=max(facts.seconds.suite for facts in found)
             ),
             "complete": all(facts.complete for facts in found),
+            "stock": {name: values for facts in found for name, values in facts.stock.items()},
             "not_applicable": {check: lacking for facts in found for check, lacking in facts.not_applicable.items()},
         }
     )

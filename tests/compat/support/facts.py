@@ -32,6 +32,19 @@ def versions() -> dict:
     }
 
 
+_STOCK: dict[str, tuple[float, ...]] = {}
+
+
+def record_stock(name: str, values: tuple[float, ...]) -> None:
+    """Note what the unpatched release computes; the facts take it along, and the gate compares it."""
+    _STOCK[name] = values
+
+
+def stock() -> dict[str, tuple[float, ...]]:
+    """What was noted so far."""
+    return dict(_STOCK)
+
+
 def release() -> str:
     """The megatron-core of this cell, as its distribution says it."""
     return _distribution("megatron-core") or "0"

@@ -87,6 +87,7 @@ class _Facts:
                 "not_applicable": self.not_applicable,
                 "mode": self.mode(),
                 "evidence": dict(_SUBJECT.evidence()),
+                "stock": cell_facts.stock(),
                 "collected": self.collected,
                 "seconds": {"imports": round(_import_seconds, 2), "suite": round(time.monotonic() - self.started, 2)},
                 "complete": complete,

@@ -146,7 +146,13 @@ def test_a_request_to_end_reaches_the_process_that_owns_the_cells(tmp_path):
 
 def test_an_exception_of_another_suite_is_no_stale_entry_of_this_one():
     """One expectations.toml serves the property suite and the lane, whose checks are others."""
-    given = {"cell": "0.18.2", "kind": "fail", "reason": "upstream is broken there", "expires": dt.date(2100, 1, 1)}
+    given = {
+        "cell": "0.18.2",
+        "kind": "fail",
+        "failure": "TypeError: x",
+        "reason": "upstream is broken there",
+        "expires": dt.date(2100, 1, 1),
+    }
     entries = [
         Expectation(check=check, link="https://example.org/1", **given)
         for check in ("test_mtp.py::test_recompute", "test_lane_numbers.py::test_outputs")

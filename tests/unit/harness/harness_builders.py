@@ -103,7 +103,9 @@ def log_lines(checks=CHECKS, outcomes=None, messages=None, exit_status=None):
     lines = [json.dumps({"$report_type": "SessionStart", "pytest_version": "9.2.0"})]
     for check in checks:
         lines.append(entry(check, when="setup"))
-        lines.append(entry(check, outcomes.get(check, "passed"), message=messages.get(check, "")))
+        outcome = outcomes.get(check, "passed")
+        usual = "assert 1 == 2" if outcome == "failed" else ""
+        lines.append(entry(check, outcome, message=messages.get(check, usual)))
         lines.append(entry(check, when="teardown"))
     if exit_status is None:
         exit_status = 1 if "failed" in outcomes.values() else 0
@@ -170,6 +172,7 @@ def expectation(**changes):
         "check": CHECKS[0],
         "kind": "fail",
         "reason": "upstream scales twice",
+        "failure": None if changes.get("kind") == "skip" else r"assert \d == \d",
         "link": "https://example.org/1",
         "expires": TODAY + dt.timedelta(days=30),
     }

@@ -108,6 +108,8 @@ def test_a_wrong_inventory_is_refused(text, tmp_path):
 
 
 GOOD = '[[expectation]]\ncell = "0.15.*"\ncheck = "t.py::test_x"\nkind = "fail"\nreason = "broken upstream"\n'
+FAILURE = 'failure = "TypeError: unexpected"\n'
+REST = 'link = "https://x.org/1"\nexpires = 2027-01-01\n'
 
 
 @pytest.mark.parametrize(
@@ -115,9 +117,20 @@ GOOD = '[[expectation]]\ncell = "0.15.*"\ncheck = "t.py::test_x"\nkind = "fail"\
 )
 def test_an_exception_needs_link_and_expiry(rest, tmp_path):
     path = tmp_path / "expectations.toml"
-    path.write_text(f"schema_version = 1\n{GOOD}{rest}", encoding="utf-8")
+    path.write_text(f"schema_version = 1\n{GOOD}{FAILURE}{rest}", encoding="utf-8")
     with pytest.raises(ExpectationError, match=r"expectations\.toml, line"):
         load_expectations(path)
+
+
+@pytest.mark.parametrize("failure", ["", 'failure = "a("\n', 'failure = "un(closed"\n', f'{FAILURE}kind = "skip"\n'])
+def test_an_expected_failure_says_which_one_it_is(failure, tmp_path):
+    entry = GOOD.replace('kind = "fail"\n', "") if "kind" in failure else GOOD
+    path = tmp_path / "expectations.toml"
+    path.write_text(f"schema_version = 1\n{entry}{failure}{REST}", encoding="utf-8")
+    with pytest.raises(ExpectationError, match=r"expectations\.toml"):
+        load_expectations(path)
+    path.write_text(f"schema_version = 1\n{GOOD}{FAILURE}{REST}", encoding="utf-8")
+    assert load_expectations(path).expectation[0].is_meant("x\nTypeError: unexpected keyword")
 
 
 def written_checks():

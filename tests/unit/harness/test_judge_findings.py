@@ -224,6 +224,21 @@ def test_a_finding_has_its_kind_its_sentence_and_its_next_step(name):
     assert told(run) == expected
 
 
+def test_a_predicted_mode_is_corrected_by_what_ran():
+    """The source of a candidate was read as one without the hook, and the hook was called: more than promised."""
+    predicted = build.cell(expected_mode="legacy", tags=("predicted",))
+    result = judged(build.suite_run(), cell=predicted)
+    assert (result.verdict, result.expected_mode) == (Verdict.DRIFT, "hook")
+    assert [finding.kind for finding in result.findings] == ["mode-corrected"]
+    assert "the hook was called 3 times" in result.reason
+    # A cell of the matrix is no prediction; a hook that nobody called is none; and less than promised stays a break.
+    assert judged(build.suite_run(), cell=build.cell(expected_mode="legacy")).verdict is Verdict.BREAK
+    uncalled = build.suite_facts(evidence=Evidence(deferred_head_calls=2, kernel_launches=9))
+    assert judged(build.suite_run(facts=uncalled), cell=predicted).verdict is Verdict.BREAK
+    less = build.cell(expected_mode="hook", tags=("predicted",))
+    assert judged(facts_run(mode="legacy"), cell=less).verdict is Verdict.BREAK
+
+
 def test_a_gpu_cell_on_the_cpu():
     assert told(build.suite_run(), cell=build.cell(lane="gpu")) == [
         ("no-evidence", "a GPU cell ran on the CPU", SEE_IT_RUN)
@@ -248,7 +263,7 @@ def test_a_file_that_cannot_be_imported_explains_the_exit_status():
 
 
 def test_every_variable_of_the_cell_is_in_the_command_by_hand():
-    run = build.suite_run(build.log_lines(outcomes={ONE: "failed"}))
+    run = build.suite_run(build.log_lines(outcomes={ONE: "failed"}, messages={ONE: ""}))
     env = [{"name": name, "value": "1", "reason": "it needs the flag"} for name in ("FIRST", "SECOND")]
     (finding,) = judged(run, cell=build.cell(env=env)).findings
     assert finding.message == "no message"

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from dataclasses import replace
 
 import harness_builders as build
 import pytest
@@ -181,6 +182,25 @@ class TestExpectations:
         both = build.suite_run(build.log_lines(outcomes={ONE: "failed", TWO: "failed"}, messages={TWO: "no"}))
         result = judged(both, expectations=build.expectations(build.expectation()))
         assert (result.verdict, result.reason) == (Verdict.BREAK, "test_two: no")
+
+    def test_another_failure_than_the_declared_one_is_a_break(self):
+        """A declared TypeError must not hide a wrong number."""
+        wrong = build.suite_run(build.log_lines(outcomes={ONE: "failed"}, messages={ONE: "log_probs differs by 2.35"}))
+        result = judged(wrong, expectations=build.expectations(build.expectation()))
+        assert result.verdict is Verdict.BREAK
+        (finding,) = result.findings
+        assert (finding.kind, finding.message) == ("failed-check", "log_probs differs by 2.35")
+        assert "Declared is another failure" in finding.next_step
+        assert [check.expected for check in result.results] == [False, True, True]
+
+    def test_every_failing_case_must_be_the_declared_one(self):
+        run = build.suite_run(build.log_lines(outcomes={ONE: "failed"}))
+        outcome = run.log.checks[ONE]
+        assert outcome.failures == (outcome.message,)
+        both = replace(outcome, failed=2, failures=("assert 1 == 2", "log_probs differs"))
+        mixed = replace(run, log=replace(run.log, checks={**run.log.checks, ONE: both}))
+        result = judged(mixed, expectations=build.expectations(build.expectation()))
+        assert [finding.message for finding in result.findings] == ["log_probs differs"]
 
     def test_of_another_cell_does_not_help(self):
         other = build.expectations(build.expectation(cell="0.17.*"))

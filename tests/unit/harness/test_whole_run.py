@@ -55,7 +55,7 @@ def test_a_dropped_cell_is_unproven(project, monkeypatch):
 def test_an_expectation_for_a_cell_that_does_not_exist_is_red(project):
     (project / "compat_matrix" / "expectations.toml").write_text(
         'schema_version = 1\n[[expectation]]\ncell = "9.*"\ncheck = "a.py::test_a"\nkind = "fail"\n'
-        'reason = "broken upstream"\nlink = "https://example.org"\nexpires = 2999-01-01\n',
+        'failure = "assert .* == 2"\nreason = "broken upstream"\nlink = "https://example.org"\nexpires = 2999-01-01\n',
         encoding="utf-8",
     )
     assert run(project)[0].verdict is Verdict.BREAK
