@@ -1,6 +1,7 @@
 """The documentation's code: Python blocks compile and run, commands and their options exist, files and links too."""
 
 import ast
+import functools
 import re
 import runpy
 import shlex
@@ -160,8 +161,13 @@ def _sessions() -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
 
 
+@functools.cache
+def _program() -> Any:
+    return typer.main.get_command(app)
+
+
 def _command(words: list[str]) -> Any:
-    command = typer.main.get_command(app)
+    command = _program()
     for word in words:
         if word.startswith("-") or not hasattr(command, "commands"):
             break
