@@ -82,7 +82,20 @@ class Imported(_Fact):
 
 
 class EnvironmentFacts(_Fact):
-    """The probe's output."""
+    """The probe's output.
+
+    Attributes:
+        distributions: versions by normalised name.
+        files: by distribution, one digest over the files that it has in site-packages.
+        changed: the first files of any distribution that differ from its RECORD.
+        changed_count: how many there are.
+        unowned: files in site-packages that no RECORD names, with a hash of each.
+        startup: files that run in every process of the interpreter, with the distribution that brings each.
+        tops: top-level names that megatron-core brings, with other distributions that bring the same name.
+        plugins: pytest plugins that ask to be loaded, by distribution.
+        settings: digest of ``pyvenv.cfg``.
+        path: the interpreter's module path, relative to the environment.
+    """
 
     python: str
     user_site: bool
@@ -90,6 +103,15 @@ class EnvironmentFacts(_Fact):
     megatron_roots: tuple[str, ...]
     megatron_files: Files | None
     subject_files: Files | None
+    files: dict[str, str] = {}
+    changed: tuple[str, ...] = ()
+    changed_count: int = 0
+    unowned: dict[str, str] = {}
+    startup: dict[str, str] = {}
+    tops: dict[str, tuple[str, ...]] = {}
+    plugins: dict[str, tuple[str, ...]] = {}
+    settings: str = ""
+    path: tuple[str, ...] = ()
     imported: Imported | None = None
     seconds: float = 0.0
 
@@ -108,12 +130,14 @@ class Environment:
         facts: what the probe found.
         lock: the resolved requirements with the index's hashes.
         reused: it was there already.
+        remade: why an environment that was there could not be reused; empty: there was none, or the recipe is another.
     """
 
     folder: Path
     facts: EnvironmentFacts
     lock: str
     reused: bool
+    remade: str = ""
 
     @property
     def python(self) -> Path:

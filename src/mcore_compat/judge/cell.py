@@ -105,6 +105,7 @@ def _judged(
     exceptions = expectations.of(cell)
     declared -= complaints.not_applicable(run, subject)
     findings = [
+        *complaints.of_provisioning(provisioned.environment),
         *complaints.of_environment(cell, provisioned.environment.facts, run),
         *complaints.of_checks(cell, run, exceptions),
         *complaints.of_exceptions(run, exceptions, declared, today),

@@ -13,7 +13,7 @@ from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectation
 from mcore_compat.matrix.inventory import Inventory, check_of
-from mcore_compat.records import CheckOutcome, EnvironmentFacts, SuiteRun
+from mcore_compat.records import CheckOutcome, Environment, EnvironmentFacts, SuiteRun
 from mcore_compat.results import AS_DECLARED, FAILED_CHECK, Finding
 from mcore_compat.subjects.selection import BUILT_IN, ChosenSubject
 from mcore_compat.verdicts import Verdict
@@ -30,11 +30,29 @@ __all__ = [
     "of_exceptions",
     "of_inventory",
     "of_mode",
+    "of_provisioning",
     "of_subject",
 ]
 
 _SHOWN = 4
 _TAIL_LINES = 6
+
+
+def of_provisioning(environment: Environment) -> Iterable[Finding]:
+    """What is told of how the environment was made, and of what it brings that is not loaded."""
+    if environment.remade:
+        yield Finding(
+            kind="environment-remade",
+            message=f"the environment was made again: {environment.remade}",
+            next_step="Find out what wrote to it; environments are not to be changed by hand.",
+        )
+    plugins = environment.facts.plugins.get("megatron-core", ())
+    if plugins:
+        yield Finding(
+            kind="candidate-plugin",
+            message=f"megatron-core brings a pytest plugin, which is not loaded: {_listed(list(plugins))}",
+            next_step="Read what it does; a plugin can turn failures into passes.",
+        )
 
 
 def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun) -> Iterable[Finding]:

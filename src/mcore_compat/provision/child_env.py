@@ -79,6 +79,7 @@ def cell_environment(
         **_COMMON,
         "HOME": str(home),
         "TMPDIR": str(temporary),
+        "PYTHONPYCACHEPREFIX": str(home / "bytecode"),
         **_CELL,
         **(extra or {}),
         **{variable.name: variable.value for variable in cell.env},

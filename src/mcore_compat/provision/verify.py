@@ -10,7 +10,19 @@ from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.records import EnvironmentFacts
 
-__all__ = ["problems"]
+__all__ = ["PYTEST_PLUGINS", "differences", "problems"]
+
+# The pytest plugins of a cell, by module and by the name of their entry point. None is loaded because a distribution
+# asks for it.
+PYTEST_PLUGINS = {
+    "pytest_reportlog.plugin": "pytest_reportlog",
+    "pytest_timeout": "timeout",
+    "xdist.plugin": "xdist",
+    "_hypothesis_pytestplugin": "hypothesispytest",
+}
+# Written by whoever makes the environment, not by a distribution.
+_UNOWNED = frozenset({"_virtualenv.py", "_virtualenv.pth", "mcore_compat_image.pth"})
+_MCORE = "megatron-core"
 
 
 def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subject_version: str) -> tuple[str, ...]:
@@ -38,7 +50,55 @@ def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subjec
         found.append(f"the subject is {facts.version('mcore-compat') or 'not installed'}, not {subject_version}")
     elif facts.subject_files.changed_count:
         found.append(f"the subject's file {facts.subject_files.changed[0]} was changed after the install")
+    return (*found, *_intruders(facts))
+
+
+def differences(before: EnvironmentFacts, after: EnvironmentFacts) -> tuple[str, ...]:
+    """How an environment differs from what was remembered of it; empty: it is the same.
+
+    The subject is left out: it is installed again whenever its wheel changes.
+    """
+    found = []
+    names = sorted((before.files.keys() | after.files.keys()) - {"mcore-compat"})
+    for name in names:
+        old, new = before.distributions.get(name), after.distributions.get(name)
+        if old != new:
+            found.append(f"{name} is {_versions(new)}, it was {_versions(old)}")
+        elif before.files.get(name) != after.files.get(name):
+            found.append(f"files of {name} were changed")
+    strays = sorted({path for path, _ in before.unowned.items() ^ after.unowned.items()})
+    found += [f"{path} was added, changed or removed, and no distribution owns it" for path in strays]
+    if before.startup != after.startup:
+        found.append("what runs at the start of the interpreter was changed")
+    if (before.settings, before.path, before.user_site) != (after.settings, after.path, after.user_site):
+        found.append("the interpreter's settings or its module path were changed")
+    if before.python != after.python:
+        found.append(f"the interpreter is {after.python}, it was {before.python}")
     return tuple(found)
+
+
+def _versions(found: tuple[str, ...] | None) -> str:
+    return ", ".join(found) if found else "not installed"
+
+
+def _intruders(facts: EnvironmentFacts) -> list[str]:
+    """What would run in the cell without being the suite, the subject or an import of the candidate."""
+    found = []
+    if facts.changed_count:
+        found.append(f"{facts.changed_count} files differ from what was installed, first {facts.changed[0]}")
+    found += [f"no distribution owns {path}" for path in sorted(facts.unowned.keys() - _UNOWNED)[:3]]
+    for name, owner in sorted(facts.startup.items()):
+        if not name.endswith(".pth") or owner == _MCORE:
+            found.append(f"{name} of {owner or 'no distribution'} runs at every start of the interpreter")
+    for top, others in sorted(facts.tops.items()):
+        if others:
+            found.append(f"megatron-core brings `{top}`, which is {others[0]}'s")
+    loaded = {*PYTEST_PLUGINS, *PYTEST_PLUGINS.values()}
+    for entry in facts.plugins.get(_MCORE, ()):
+        name = entry.partition("=")[0].strip()
+        if name in loaded or name.startswith("mcore_compat"):
+            found.append(f"megatron-core's pytest plugin takes the name of the suite's own, {name}")
+    return found
 
 
 def _megatron(cell: Cell, facts: EnvironmentFacts) -> list[str]:

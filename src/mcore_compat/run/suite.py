@@ -15,7 +15,9 @@ from mcore_compat.files.untrusted import open_regular, printable, read_bounded
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
 from mcore_compat.provision.process import run_logged
+from mcore_compat.provision.verify import PYTEST_PLUGINS
 from mcore_compat.records import Environment, SuiteLog, SuiteRun
+from mcore_compat.run.bytecode import open_bytecode, seal_bytecode
 from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
 from mcore_compat.subjects.selection import OURS, ChosenSubject
@@ -94,12 +96,15 @@ def run_suite(
         extra = {
             "MCORE_COMPAT_CELL_OUT": str(attempt),
             "MCORE_COMPAT_ATTEMPT": nonce,
+            # Plugins are loaded by name: any package of the environment may ask pytest to load its own.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "MCORE_COMPAT_CELL_ID": cell.id,
             "MCORE_COMPAT_SUBJECT": options.subject.variable,
             "HYPOTHESIS_PROFILE": options.profile,
             # Examples that failed once are kept with the cell and tried first by profiles that use a database.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(environment.home / "hypothesis"),
         }
+        open_bytecode(environment.folder, environment.home)
         env = cell_environment(host, cell, home=environment.home, temporary=temporary, extra=extra)
         finished = run_logged(
             _command(environment.python, options, settings, log),
@@ -110,6 +115,7 @@ def run_suite(
             cancel=cancel,
             on_tick=counter.update,
         )
+    seal_bytecode(environment.folder, environment.home)
     facts, problem = read_facts(attempt)
     run = SuiteRun(finished, _read_log(log), facts, problem, read_origins(attempt.glob("origins-*.json"), nonce))
     _keep(attempt, out)
@@ -145,6 +151,7 @@ def _command(python: Path, options: SuiteOptions, settings: Path, log: Path) -> 
         settings,
         "-p",
         "no:cacheprovider",
+        *(part for plugin in PYTEST_PLUGINS for part in ("-p", plugin)),
         "-p",
         "mcore_compat.run.pytest_plugin",
         "-q",

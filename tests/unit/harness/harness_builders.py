@@ -73,6 +73,12 @@ def facts(version="0.18.2", distributions=None, **changes):
         "megatron_files": files(),
         "subject_files": files(),
         "imported": imported(version),
+        "files": dict.fromkeys(installed, "ab" * 32),
+        "startup": {"distutils-precedence.pth": "setuptools"},
+        "tops": {"megatron": ()},
+        "plugins": {"pytest-timeout": ("timeout = pytest_timeout",)},
+        "settings": "cd" * 32,
+        "path": ("/usr/lib/python3.12", "lib/python3.12/site-packages"),
     }
     return EnvironmentFacts(**(fields | changes))
 

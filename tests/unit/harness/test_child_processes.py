@@ -178,7 +178,17 @@ def test_only_the_listed_variables_pass(tmp_path_factory, host):
     home = tmp_path_factory.getbasetemp()
     inside = cell_environment(host, build.cell(), home=home, temporary=home, extra={"TOLD": "1"})
     unchanged = {"CC", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CXX", "LD_LIBRARY_PATH", "PATH", "TZ"}
-    ours = {"HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONNOUSERSITE", "OMP_NUM_THREADS", "NO_VCS_VERSION", "TOLD"}
+    ours = {
+        "PYTHONPYCACHEPREFIX",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "LC_ALL",
+        "PYTHONNOUSERSITE",
+        "OMP_NUM_THREADS",
+        "NO_VCS_VERSION",
+        "TOLD",
+    }
     assert set(inside) <= unchanged | ours | {"NVIDIA_VISIBLE_DEVICES", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
     assert inside["HOME"] == str(home)
     assert not set(installer_environment(host)) & set(SECRETS)
@@ -186,7 +196,7 @@ def test_only_the_listed_variables_pass(tmp_path_factory, host):
 
 def test_the_cells_own_variables_win():
     env = [{"name": "OMP_NUM_THREADS", "value": "4", "reason": "because of this test"}]
-    inside = cell_environment({}, build.cell(env=env), home="h", temporary="t")
+    inside = cell_environment({}, build.cell(env=env), home=Path("h"), temporary=Path("t"))
     assert inside["OMP_NUM_THREADS"] == "4"
     assert inside["PYTHONNOUSERSITE"] == "1"
 

@@ -1,5 +1,6 @@
 """The suite's own process, as the harness starts it: one folder for each attempt, and nothing else that counts."""
 
+import marshal
 import os
 import sys
 import threading
@@ -69,3 +70,30 @@ def test_a_log_that_is_no_file_is_an_incomplete_log(started):
     )
     assert not run.log.complete
     assert run.log.problem == "reportlog.jsonl is a link"
+
+
+def test_plugins_are_loaded_by_name_only(started, tmp_path):
+    """A plugin that a package of the environment offers to pytest is not loaded."""
+    run = started(
+        "def test_one(pytestconfig):\n"
+        "    names = {name for name, _ in pytestconfig.pluginmanager.list_name_plugin()}\n"
+        "    assert {'pytest_timeout', 'pytest_reportlog.plugin', '_hypothesis_pytestplugin'} <= names\n"
+        "    assert not pytestconfig.pluginmanager.list_plugin_distinfo()\n"
+    )
+    assert run.finished.returncode == 0, run.finished.output
+
+
+def test_bytecode_that_was_changed_between_runs_is_not_used(started, tmp_path):
+    (tmp_path / "suite" / "helper.py").write_text("VALUE = 1\n", encoding="utf-8")
+    check = "import helper\ndef test_one():\n    assert helper.VALUE == 1\n"
+    assert started(check).finished.returncode == 0
+    (compiled,) = (tmp_path / "cell" / "home" / "bytecode").rglob("helper.*.pyc")
+    kept = compiled.stat().st_mtime_ns
+    assert started(check).finished.returncode == 0
+    assert compiled.stat().st_mtime_ns == kept
+    softened = compile("VALUE = 2\n", "helper.py", "exec")
+    compiled.write_bytes(compiled.read_bytes()[:16] + marshal.dumps(softened))
+    changed = compiled.stat().st_mtime_ns
+    assert started(check).finished.returncode == 0
+    assert compiled.stat().st_mtime_ns != changed
+    assert not list((tmp_path / "suite").rglob("__pycache__"))
