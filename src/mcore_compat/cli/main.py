@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from mcore_compat.cli import gate as gate_cli
+from mcore_compat.cli import usage as usage_cli
 from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.errors import McoreCompatError, UsageError
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 
 gate_cli.register(app)
+usage_cli.register(app)
 
 Select = Annotated[list[str] | None, typer.Option("--select", "-s", help="Shell pattern over cell ids; repeatable.")]
 Classes = Annotated[bool, typer.Option("--classes", help="One cell of each contract class, and every backport.")]
