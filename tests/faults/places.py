@@ -61,10 +61,16 @@ def interpreters(wanted: set[str], given: Mapping[str, str], cells: Path) -> dic
 def _made(releases: set[str], cells: Path) -> dict[str, Path]:
     """Interpreters of cells, made or reused and proved by the harness itself."""
     from mcore_compat.errors import McoreCompatError
-    from mcore_compat.provision.ensure import provided
+    from mcore_compat.project import Project
+    from mcore_compat.provision.ensure import ensure_environments
 
     try:
-        return {cell: made.python for cell, made in provided(ROOT, releases, cells, os.environ).items()}
+        return {
+            cell: made.python
+            for cell, made in ensure_environments(
+                Project.at(ROOT).with_paths(cells=cells), releases, os.environ
+            ).items()
+        }
     except McoreCompatError as exc:
         raise NoPlaceError(str(exc)) from exc
 

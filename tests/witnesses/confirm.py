@@ -34,7 +34,8 @@ from mcore_compat.errors import McoreCompatError  # noqa: E402
 from mcore_compat.gate.cells import cell_of_release  # noqa: E402
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of  # noqa: E402
 from mcore_compat.matrix.cells import Cell, ReasonedVariable, load_matrix  # noqa: E402
-from mcore_compat.provision.ensure import provided  # noqa: E402
+from mcore_compat.project import Project  # noqa: E402
+from mcore_compat.provision.ensure import ensure_environments  # noqa: E402
 
 DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--results", type=Path, help="a JSON file for the counts")
     options = parser.parse_args(arguments)
     try:
-        provided(ROOT, _NEEDED, options.cells, os.environ)
+        ensure_environments(Project.at(ROOT).with_paths(cells=options.cells), _NEEDED, os.environ)
     except McoreCompatError as exc:
         sys.stderr.write(f"{exc}\n")
         return int(exc.exit_code)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.bisect.question import Question, answer, explained
@@ -19,10 +18,12 @@ from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.contract.source.git import commits_between, describe_commit, git, read_git, resolve_commit
 from mcore_compat.contract.source.tree import SourceError
 from mcore_compat.gate.cells import candidate_cell, nearest_release
-from mcore_compat.matrix.cells import Cell
-from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.execute import execute
+from mcore_compat.pipeline.lanes import Lane
 from mcore_compat.pipeline.progress import Display
-from mcore_compat.pipeline.session import RunConfig, execute, prepare
+from mcore_compat.pipeline.session import RunOptions, Session, prepare
+from mcore_compat.project import Project
+from mcore_compat.results import Report
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Bisected", "bisect_commits", "bisect_releases", "check_runner", "upstream_change"]
@@ -164,26 +165,37 @@ def upstream_change(repository: Path, commit: str, path: str | None) -> str:
 
 
 def check_runner(
-    config: RunConfig,
+    project: Project,
     check: str,
     candidate_of: Callable[[str], tuple[Candidate, Contract]],
     contracts: Mapping[str, Contract],
+    lane: Lane,
     display: Display,
     host: Mapping[str, str],
+    run_session: Callable[[Session, Display], Report] = execute,
 ) -> Callable[[str], bool | None]:
-    """A judge by running: True where the check fails in the candidate's cell, None where it did not run."""
-    matrix = load_classified_matrix(config.root / "compat_matrix")
+    """A judge that runs the check: True if it fails in the candidate's cell, None if it did not run.
+
+    Args:
+        project: with the suite that has the check.
+        check: ``file.py::test``.
+        candidate_of: the megatron-core of a name on the line, and its contract.
+        contracts: of the known releases, to find the nearest one.
+        lane: makes the environments.
+        display: shows progress.
+        host: the caller's environment variables.
+        run_session: runs the cell; a test gives another.
+    """
+    matrix = load_classified_matrix(project.data)
+    options = RunOptions(kind="bisect", only=check)
 
     def judge(name: str) -> bool | None:
         candidate, contract = candidate_of(name)
-        cell: Cell = candidate_cell(candidate, contract, matrix, nearest_release(contract, contracts))
-        asked = replace(config, selection=Selection(patterns=(matrix.cells[-1].id,)), only=check)
-        base = prepare(asked, host, dt.datetime.now(dt.UTC))
-        plan = base.plan.model_copy(update={"planned": (cell.id,)})
-        known = base.matrix.model_copy(update={"cells": (*base.matrix.cells, cell)})
-        interpreters = {cell.python: base.uv.interpreter(cell.python)}
-        prepared = replace(base, cells=(cell,), plan=plan, matrix=known, interpreters=interpreters)
-        result = execute(prepared, display).cells[0]
+        cell = candidate_cell(candidate, contract, matrix, nearest_release(contract, contracts))
+        session = prepare(project, (cell,), options, lane, host)
+        report = run_session(session, display)
+        session.folder.save_report(report)
+        result = report.cells[0]
         if result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE}:
             return None
         outcome = next((r.outcome for r in result.results if r.check == check), None)

@@ -12,16 +12,16 @@ from rich.console import Console
 from mcore_compat.bisect.question import Question, question_for
 from mcore_compat.bisect.run import bisect_commits, bisect_releases, check_runner
 from mcore_compat.bisect.search import NotBisectableError
-from mcore_compat.cli import contract as contract_cli
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules.rule import Rule
+from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, parse_candidate
 from mcore_compat.contract.source.git import read_git, resolve_commit
-from mcore_compat.matrix.selection import Selection
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.pipeline.lanes import IndexLane
 from mcore_compat.pipeline.progress import display_for
-from mcore_compat.pipeline.session import RunConfig
+from mcore_compat.project import Project
 from mcore_compat.releases import PROJECT
 from mcore_compat.report import bisect_text as render
 
@@ -41,8 +41,8 @@ def bisect(
     root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
 ) -> None:
     """Find the first release or commit in which something changed; by source, or by running one check."""
-    data = contract_cli.data_folder(root)
-    rules, contracts = contract_cli.rules_of(data), load_snapshots(data / "contracts")
+    project = Project.find(root).with_paths(suite=suite, cells=cells_dir, reports=report_dir)
+    rules, contracts = load_rules(project.rules), load_snapshots(project.contracts)
     console = Console(stderr=True)
     if repository is None:
         unknown = [name for name in (good, bad) if name not in contracts]
@@ -66,19 +66,12 @@ def bisect(
         found = Candidate(CandidateKind.GIT, commit[:12], address, path=repository, ref=commit)
         return found, extract(read_git(repository, commit), commit[:12])
 
-    home = data.parent
-    config = RunConfig(
-        root=home,
-        cells=(cells_dir or home / ".cells").absolute(),
-        reports=(report_dir or home / "reports").absolute(),
-        suite=suite or home / "tests" / "compat",
-        inventory=data / "inventory.toml",
-        selection=Selection(),
-        jobs=1,
-        profile="ci",
-    )
     with display_for(console, 1) as display:
-        runner = check_runner(config, check, candidate_of, contracts, display, os.environ) if check else None
+        runner = None
+        if check is not None:
+            requirements = load_matrix(project.matrix_file).requirements
+            lane = IndexLane.open(project, requirements, os.environ)
+            runner = check_runner(project, check, candidate_of, contracts, lane, display, os.environ)
         if repository is None:
             result = bisect_releases(contracts, rules, question, good, bad, runner)
         else:

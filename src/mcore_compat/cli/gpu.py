@@ -1,209 +1,207 @@
-"""``ci/gpu``: the command line of the GPU lane."""
+"""``mcore-compat gpu``: the GPU lane, on a host whose interpreter, torch and triton are taken as they are."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
+from mcore_compat.cli.gate import BaselineText, Rerun, publish
+from mcore_compat.cli.options import (
+    JOBS,
+    Jobs,
+    Profile,
+    ReportDir,
+    Root,
+    Select,
+    SubjectText,
+    check_profile,
+    console,
+    interrupt_on_sigterm,
+    selection,
+    shown,
+)
 from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.errors import UsageError
-from mcore_compat.gate.on_host import run_gate_on_image
+from mcore_compat.gate.run import run_gate
 from mcore_compat.gate.sides import earlier_reports, read_sides, refuse_same
+from mcore_compat.gate.steps import image_steps
+from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.inventory import derive, load_inventory, write_text
-from mcore_compat.matrix.selection import Selection, plan_cells
-from mcore_compat.pipeline.host_lane import LaneConfig, run_lane
+from mcore_compat.matrix.selection import plan_cells
+from mcore_compat.pipeline.execute import execute
+from mcore_compat.pipeline.lanes import ImageLane
 from mcore_compat.pipeline.progress import display_for
-from mcore_compat.pipeline.session import default_jobs
+from mcore_compat.pipeline.session import RunOptions, prepare
+from mcore_compat.project import Project
 from mcore_compat.provision.host_image import read_image
 from mcore_compat.provision.wheelhouse import Wheelhouse
-from mcore_compat.report import gate_text as gate_render
 from mcore_compat.report import terminal
-from mcore_compat.report.write import write_gate, write_run
+from mcore_compat.report.write import write_run
 from mcore_compat.results import Report
-from mcore_compat.subjects.selection import BUILT_IN, DEFAULT_SUBJECT, ChosenSubject, choose_subject
+from mcore_compat.subjects.selection import DEFAULT_SUBJECT, ChosenSubject, choose_subject
 from mcore_compat.verdicts import ExitCode, exit_code
 
-__all__ = ["run_command"]
+__all__ = ["app", "choose_for_gpu", "fault_caught"]
 
-_WIDTH = 180
+app = typer.Typer(
+    help="The GPU lane, with the host's own Python, torch and triton.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Time limit of one cell's suite in seconds.")]
+Bundle = Annotated[Path | None, typer.Option("--bundle", help="The offline bundle; default: .bundle/.")]
+Work = Annotated[
+    Path | None, typer.Option("--work", help="Where environments are made; default: the system's temporary folder.")
+]
+Commit = Annotated[str | None, typer.Option("--commit", help="The checkout's commit, for hosts without git.")]
 
 
-def run_command(arguments: Sequence[str], root: Path, bundle: Path, host: Mapping[str, str]) -> int:
-    """Run the lane and report.
-
-    Args:
-        arguments: of the command line.
-        root: the project's root.
-        bundle: the bundle's folder, already looked at by the caller.
-        host: the caller's environment.
-
-    Returns:
-        The exit code: 0 green, 1 break, 3 could not judge. With ``--fault``: 0 where every cell caught it.
-
-    Raises:
-        UsageError: an argument is wrong, or a data file.
-        InfrastructureError: the host has no torch, or the subject's wheel does not build.
-    """
-    options = _parser().parse_args(arguments)
-    candidate = _candidate(options)
-    subject = _subject(options)
-    house = Wheelhouse.read(bundle)
-    house.check_host(platform.machine())
-    matrix = load_classified_matrix(root / "compat_matrix")
-    parallel = options.nproc > 1
-    suite = root / "tests" / "gpu" / "parallel" if parallel else root / "tests" / "gpu"
-    inventory = root / "compat_matrix" / ("inventory-parallel.toml" if parallel else "inventory-gpu.toml")
-    variables = {"MCORE_COMPAT_FAULT": options.fault} if options.fault else {}
-    variables |= {"MCORE_COMPAT_NPROC": str(options.nproc)} if parallel else {}
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
-    cards = len(read_image().gpus)
-    if parallel and 0 < cards < options.nproc:
-        raise UsageError(
-            f"--nproc {options.nproc} needs a GPU for each rank, this host has {cards}.",
-            "Leave --nproc out, or run on a host with more.",
+@app.command("run")
+def run_lane(
+    select: Select = None,
+    nproc: Annotated[
+        int, typer.Option("--nproc", min=1, help="Ranks, one per GPU; above 1 the parallel checks run.")
+    ] = 1,
+    fault: Annotated[
+        str | None, typer.Option("--fault", help="Inject this fault in every cell; every cell must catch it.")
+    ] = None,
+    write_inventory: Annotated[
+        bool, typer.Option("--write-inventory", help="Declare exactly the checks that ran.")
+    ] = False,
+    jobs: Jobs = JOBS,
+    limit: Limit = 420,
+    profile: Profile = "gpu",
+    report_dir: ReportDir = None,
+    work: Work = None,
+    commit: Commit = None,
+    bundle: Bundle = None,
+    subject: SubjectText = DEFAULT_SUBJECT,
+    root: Root = None,
+) -> None:
+    """Run the GPU suite in the selected cells. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
+    given = {"--fault": fault is not None, "--nproc": nproc > 1, "--write-inventory": write_inventory}
+    chosen = choose_for_gpu(subject, [name for name, asked in given.items() if asked])
+    check_profile(profile)
+    project, house = _opened(root, report_dir, bundle)
+    _check_gpus(nproc, subject)
+    suite = project.gpu_parallel if nproc > 1 else project.gpu
+    variables = {"MCORE_COMPAT_FAULT": fault} if fault else {}
+    variables |= {"MCORE_COMPAT_NPROC": str(nproc)} if nproc > 1 else {}
+    cells = plan_cells(load_classified_matrix(project.data), selection(select))
+    interrupt_on_sigterm()
+    screen = console()
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:
+        lane = ImageLane.open(
+            suite, house, Path(folder), _host(), subject=chosen, variables=variables, limit_s=limit, commit=commit
         )
-    if not cards:
-        choose_subject(options.subject)  # its cells are CPU cells then: a package that needs a GPU is refused
-    with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=options.work) as work:
-        config = LaneConfig(
-            root=root,
-            suite=suite,
-            inventory=inventory,
-            work=Path(work),
-            reports=(options.report_dir or root / "reports").absolute(),
-            cells=plan_cells(matrix, Selection(patterns=tuple(options.select))),
-            jobs=options.jobs,
-            profile=options.profile,
-            limit_s=options.limit,
-            commit=options.commit or _commit(root),
-            variables=variables,
-            subject=subject,
-        )
-        if candidate is not None:
-            return _gate(config, house, host, console, candidate, options)
-        with display_for(console, len(config.cells)) as display:
-            report, folder = run_lane(config, house, host, display)
-    write_run(folder, report, root / "compat_matrix")
-    folder.publish()
-    console.print(terminal.render(report))
-    if options.write_inventory:
-        _write_inventory(inventory, report, config)
-    if options.fault:
-        return _caught(report)
-    return exit_code(report.verdict)
+        options = RunOptions(kind="gpu", jobs=jobs, profile=profile, subject=chosen, again="the same command")
+        session = prepare(suite, cells, options, lane, _host())
+        with display_for(screen, len(session.cells)) as display:
+            report = execute(session, display)
+    write_run(session.folder, report, project.data)
+    session.folder.publish()
+    screen.print(terminal.render(report))
+    screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
+    if write_inventory:
+        _write_inventory(suite.inventory, report, session.cells)
+    raise typer.Exit(fault_caught(report) if fault else exit_code(report.verdict))
 
 
-def _candidate(options: argparse.Namespace) -> str | None:
-    """The candidate where the gate is asked for, else None.
+@app.command("gate")
+def gate_lane(
+    candidate: Annotated[str, typer.Argument(help="A release of the bundle, or a wheel.")],
+    baseline: BaselineText = None,
+    rerun: Rerun = True,
+    jobs: Jobs = JOBS,
+    limit: Limit = 420,
+    profile: Profile = "gpu",
+    report_dir: ReportDir = None,
+    work: Work = None,
+    commit: Commit = None,
+    bundle: Bundle = None,
+    root: Root = None,
+) -> None:
+    """May we upgrade, by the GPU cells of both sides? Exit code 0 yes, 1 no, 2 usage, 3 inconclusive."""
+    check_profile(profile)
+    project, house = _opened(root, report_dir, bundle)
+    sides = read_sides(project, candidate, baseline, earlier_reports(project))
+    refuse_same(sides)
+    interrupt_on_sigterm()
+    screen = console()
+    options = RunOptions(kind="gate", jobs=jobs, profile=profile, again="the same command")
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:
+        steps = image_steps(project, sides, options, house, Path(folder), _host(), limit_s=limit, commit=commit)
+        judged = run_gate(sides, steps, lambda count: display_for(screen, count), _host(), rerun=rerun)
+    assert judged.run is not None
+    publish(judged, judged.run.folder, project)
+    judged.run.folder.publish()
+    raise typer.Exit(exit_code(judged.gate.verdict))
 
-    Raises:
-        UsageError: another word than the gate's, or an option that means nothing there.
-    """
-    if not options.gate:
-        if options.baseline is not None or options.no_rerun:
-            raise UsageError("--baseline and --no-rerun are the gate's.", "Write `ci/gpu gate CANDIDATE`.")
-        return None
-    word, *names = options.gate
-    if word != "gate" or len(names) != 1:
-        raise UsageError(
-            f"`{' '.join(options.gate)}` is no command.", "Write `ci/gpu gate CANDIDATE`, or options only."
-        )
-    if options.select or options.fault or options.write_inventory:
-        raise UsageError(
-            "The gate judges two cells by itself.", "Leave --select, --fault and --write-inventory out with `gate`."
-        )
-    return str(names[0])
 
-
-def _subject(options: argparse.Namespace) -> ChosenSubject:
+def choose_for_gpu(text: str, ours_only: Sequence[str] = ()) -> ChosenSubject:
     """What is judged.
 
+    Args:
+        text: as typed.
+        ours_only: the options of this call that judge this project's own library only.
+
     Raises:
-        UsageError: there is no such subject, or it is asked for where only this project's own is judged.
+        UsageError: there is no such subject, or one of these options does not judge it.
     """
-    subject = choose_subject(options.subject, "gpu")
-    ours_only = {"gate": options.gate, "--fault": options.fault, "--nproc": options.nproc > 1}
-    asked = [name for name, given in {**ours_only, "--write-inventory": options.write_inventory}.items() if given]
-    if asked and not subject.is_ours:
-        raise UsageError(f"`{asked[0]}` judges {DEFAULT_SUBJECT} only.", "Leave --subject out, or this.")
+    subject = choose_subject(text, "gpu")
+    if ours_only and not subject.is_ours:
+        raise UsageError(f"`{ours_only[0]}` judges {DEFAULT_SUBJECT} only.", "Leave --subject out, or this option.")
     return subject
 
 
-def _gate(
-    config: LaneConfig,
-    house: Wheelhouse,
-    host: Mapping[str, str],
-    console: Console,
-    candidate: str,
-    options: argparse.Namespace,
-) -> int:
-    """``ci/gpu gate``: may we upgrade, by the GPU cells of both sides."""
-    earlier = earlier_reports(config.root, config.reports)
-    sides = read_sides(config.root, candidate, options.baseline, earlier)
-    refuse_same(sides)
-    gate, ran = run_gate_on_image(
-        config, house, sides, host, lambda count: display_for(console, count), rerun=not options.no_rerun
-    )
-    write_gate(ran.folder, gate, ran.report, config.root / "compat_matrix")
-    ran.folder.publish()
-    sys.stdout.write(ran.folder.scrubber.text(gate_render.text(gate)))
-    return exit_code(gate.verdict)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ci/gpu", description="The GPU lane, with the host's own torch and triton.")
-    parser.add_argument("gate", nargs="*", metavar="gate CANDIDATE", help="judge a release of the bundle, or a wheel")
-    parser.add_argument("--baseline", "-b", help="of the gate; default: the newest green release")
-    parser.add_argument("--no-rerun", action="store_true", help="of the gate: do not run twice where the sides differ")
-    parser.add_argument(
-        "--subject",
-        default=DEFAULT_SUBJECT,
-        help=f"what is judged: {', '.join(BUILT_IN)}, file.py:Class or module:Class",
-    )
-    parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="cells side by side; default: all cores")
-    parser.add_argument("--nproc", type=int, default=1, help="ranks, one a GPU: above 1 the parallel checks run")
-    parser.add_argument("--limit", type=int, default=420, help="seconds for one cell's suite")
-    parser.add_argument("--profile", default="gpu", help="Hypothesis profile")
-    parser.add_argument("--report-dir", type=Path, help="where runs are written; default: reports/")
-    parser.add_argument("--work", type=Path, help="where environments are made; default: the system's temporary folder")
-    parser.add_argument("--commit", help="the checkout's commit, for hosts where git cannot tell")
-    parser.add_argument("--fault", help="plant this fault in every cell and demand that every cell catches it")
-    parser.add_argument("--write-inventory", action="store_true", help="declare exactly the checks that ran")
-    parser.add_argument("--bundle", type=Path, help="the offline bundle; default: .bundle/, made where it is missing")
-    return parser
-
-
-def _caught(report: Report) -> int:
-    """Green only if no cell is: a fault that one cell misses is a hole in the suite."""
+def fault_caught(report: Report) -> ExitCode:
+    """Passes only if no cell does: a fault that one cell misses is a hole in the suite."""
     missed = [cell.id for cell in report.cells if cell.verdict.green]
     if missed or not report.cells:
-        sys.stdout.write(f"the planted fault was missed by {', '.join(missed) or 'all, since no cell ran'}\n")
+        typer.echo(f"the injected fault was missed by {', '.join(missed) or 'all, since no cell ran'}")
         return ExitCode.BREAK
-    sys.stdout.write(f"the planted fault was caught by all {len(report.cells)} cells\n")
+    typer.echo(f"the injected fault was caught by all {len(report.cells)} cells")
     return ExitCode.GREEN
 
 
-def _write_inventory(path: Path, report: Report, config: LaneConfig) -> None:
+def _opened(root: Path | None, report_dir: Path | None, bundle: Path | None) -> tuple[Project, Wheelhouse]:
+    project = Project.find(root).with_paths(reports=report_dir)
+    house = Wheelhouse.read(bundle or project.root / ".bundle")
+    house.check_host(platform.machine())
+    return project, house
+
+
+def _check_gpus(nproc: int, subject: str) -> None:
+    gpus = len(read_image().gpus)
+    if nproc > 1 and 0 < gpus < nproc:
+        raise UsageError(
+            f"--nproc {nproc} needs a GPU for each rank, this host has {gpus}.",
+            "Leave --nproc out, or run on a host with more.",
+        )
+    if not gpus:
+        choose_subject(subject)  # its cells are CPU cells then: a package that needs a GPU is refused
+
+
+def _host() -> Mapping[str, str]:
+    """The caller's environment, without what the bootstrap script added to it."""
+    return {
+        name: value for name, value in os.environ.items() if name not in {"MCORE_COMPAT_HARNESS_SITE", "PYTHONPATH"}
+    }
+
+
+def _write_inventory(path: Path, report: Report, cells: Sequence[Cell]) -> None:
     executed = {
         cell.id: [result.check for result in cell.results if result.outcome != "skipped"]
         for cell in report.cells
         if cell.results
     }
-    path.write_text(write_text(derive(executed, config.cells, load_inventory(path))), encoding="utf-8")
-
-
-def _commit(root: Path) -> str | None:
-    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip() or None
+    path.write_text(write_text(derive(executed, cells, load_inventory(path))), encoding="utf-8")
+    sys.stderr.write(f"wrote {path.name}\n")

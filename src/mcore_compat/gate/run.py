@@ -1,137 +1,257 @@
-"""The gate from a name to a report: read both sources, run both cells and the witnesses, pair, decide."""
+"""The gate from two sources to a report: read both, run both in each lane, run the witnesses, pair, decide."""
 
 from __future__ import annotations
 
-import datetime as dt
-import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from mcore_compat.gate.cells import cell_of_release
-from mcore_compat.gate.model import GateFinding, GateReport, Tier
-from mcore_compat.gate.sides import Sides, paired_cells, static_findings
-from mcore_compat.gate.steps import Ran, compared, concluded, witnesses_of
-from mcore_compat.gate.witness import Outcome
+from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
+from mcore_compat.contract.source.candidate import Candidate
+from mcore_compat.gate.blame import upstream_failures
+from mcore_compat.gate.compare import pair_cells
+from mcore_compat.gate.decide import decide, next_step_of
+from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
+from mcore_compat.gate.sides import Sides, static_findings
+from mcore_compat.gate.witness import Outcome, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix.cells import Cell
-from mcore_compat.matrix.selection import Selection
+from mcore_compat.pipeline.execute import execute
+from mcore_compat.pipeline.lanes import Lane
 from mcore_compat.pipeline.progress import Display
-from mcore_compat.pipeline.run_folder import new_run_id
-from mcore_compat.pipeline.session import Prepared, RunConfig, execute, prepare
+from mcore_compat.pipeline.run_folder import RunFolder, new_run_id
+from mcore_compat.pipeline.session import RunOptions, Session, prepare
+from mcore_compat.project import Project
 from mcore_compat.results import CellResult, Report
 from mcore_compat.verdicts import Verdict
 
-type MakeDisplay = Callable[[int], AbstractContextManager[Display]]
+__all__ = ["GateRun", "GateStep", "Judged", "run_gate"]
 
-__all__ = ["GateConfig", "run_gate"]
+type MakeDisplay = Callable[[int], AbstractContextManager[Display]]
+type RunSession = Callable[[Session, Display], Report]
 
 
 @dataclass(frozen=True)
-class GateConfig:
-    """What the caller asked for.
+class GateStep:
+    """Both sides in one lane.
 
     Attributes:
-        run: paths and options of the cells' runs; its selection is not used.
-        static_only: read the sources, run nothing.
-        rerun: run both cells again where they differ, to tell flaky checks.
+        name: of the tier.
+        project: with the suite of this step.
+        cells: the baseline's and the candidate's.
+        options: how they are run.
+        open_lane: makes the lane when the step begins; None: the step is not run.
+        note: why it is not run, or what is special about it.
     """
 
-    run: RunConfig
-    static_only: bool = False
-    rerun: bool = True
+    name: Literal["cpu", "gpu"]
+    project: Project
+    cells: tuple[Cell, Cell]
+    options: RunOptions
+    open_lane: Callable[[], Lane] | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """One run of the two cells."""
+
+    report: Report
+    folder: RunFolder
+
+    @property
+    def cells(self) -> dict[str, CellResult]:
+        """Results by the cell's id."""
+        return {result.id: result for result in self.report.cells}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the gate found.
+
+    Attributes:
+        gate: its report.
+        run: the first run of the first step that ran, or None.
+    """
+
+    gate: GateReport
+    run: GateRun | None
 
 
 def run_gate(
-    config: GateConfig, sides: Sides, display: MakeDisplay, host: Mapping[str, str], now: dt.datetime
-) -> tuple[GateReport, Report | None]:
+    sides: Sides,
+    steps: Sequence[GateStep],
+    display: MakeDisplay,
+    host: Mapping[str, str],
+    *,
+    rerun: bool = True,
+    run_session: RunSession = execute,
+) -> Judged:
     """Judge the candidate against the baseline.
 
-    Returns:
-        The gate's report, and the report of the two cells, None where none was run.
+    Args:
+        sides: both megatron-cores, read.
+        steps: the lanes to run both in, cheapest first; none: the sources are read and nothing is run.
+        display: makes the display for a number of cells.
+        host: the caller's environment variables.
+        rerun: run both again where they differ, to find checks that are not stable.
+        run_session: runs the cells; a test gives another.
 
     Raises:
         UsageError: a data file is wrong.
-        InfrastructureError: uv, the interpreter or the subject's build fails.
+        InfrastructureError: a tool, an interpreter or the build of the project's wheel fails.
     """
-    started = time.monotonic()
+    begun = time.monotonic()
     static = static_findings(sides)
-    tiers = [Tier(name="static", ran=True, seconds=round(time.monotonic() - started, 1), note="nothing was run")]
+    tiers = [Tier(name="static", ran=True, seconds=_since(begun), note="nothing was run")]
     pairs: tuple[GateFinding, ...] = ()
     results: dict[str, CellResult] = {}
     outcomes: dict[int, tuple[Outcome, Outcome]] = {}
-    report: Report | None = None
-    run_id = new_run_id(now)
-    if config.static_only:
-        tiers.append(Tier(name="cpu", ran=False, note="not asked for"))
-    else:
-        for lane in ("cpu", "gpu"):
-            if lane == "gpu" and not config.run.subject.is_ours:
-                tiers.append(Tier(name="gpu", ran=False, note="its suite judges this project's own library only"))
-                continue
-            if lane == "gpu" and not _has_gpu():
-                tiers.append(Tier(name="gpu", ran=False, note="this host has no GPU"))
-                continue
-            before, after = _in_lane(paired_cells(sides), lane)
-            begun = time.monotonic()
-            options = _run_of(config.run, lane)
-
-            def once(options: RunConfig = options, cells: tuple[Cell, Cell] = (before, after)) -> Ran:
-                prepared = _prepared(options, sides, cells, host, now)
-                return Ran(_executed(prepared, display), prepared.folder)
-
-            first, paired = compared(once, (before, after), rerun=config.rerun)
-            judged = first.cells
-            tiers.append(Tier(name=lane, ran=True, seconds=round(time.monotonic() - begun, 1)))
-            pairs += paired
-            if lane == "cpu":
-                results = {"old": judged[before.id], "new": judged[after.id]}
-                report, run_id = first.report, first.report.run_id
-                outcomes, tier = witnesses_of(static, (before, after), results, config.run.cells, host)
-                tiers.append(tier)
-                if Verdict.INFRA in {r.verdict for r in results.values()}:
-                    break
-    return concluded(sides, static, outcomes, pairs, tiers, results, run_id, report), report
+    first: GateRun | None = None
+    for step in steps:
+        if step.open_lane is None:
+            tiers.append(Tier(name=step.name, ran=False, note=step.note))
+            continue
+        begun = time.monotonic()
+        lane = step.open_lane()
+        ran, paired = _run_and_pair(step, lane, display, host, run_session, rerun=rerun)
+        tiers.append(Tier(name=step.name, ran=True, seconds=_since(begun), note=step.note))
+        pairs += paired
+        if first is not None:
+            continue
+        first = ran
+        before, after = step.cells
+        results = {"old": ran.cells[before.id], "new": ran.cells[after.id]}
+        begun = time.monotonic()
+        outcomes = _outcomes(static, step.cells, results, lane.environments, host)
+        note = f"{len(outcomes)} witnesses on both sides"
+        tiers.append(Tier(name="witness", ran=bool(outcomes), seconds=_since(begun), note=note))
+        if Verdict.INFRA in {result.verdict for result in results.values()}:
+            break
+    run_id = first.report.run_id if first is not None else new_run_id()
+    gate = build_report(sides, static, outcomes, pairs, tiers, results, run_id, first.report if first else None)
+    return Judged(gate, first)
 
 
-def _executed(run: Prepared, make: MakeDisplay) -> Report:
-    with make(len(run.cells)) as display:
-        return execute(run, display)
+def _run_and_pair(
+    step: GateStep, lane: Lane, display: MakeDisplay, host: Mapping[str, str], run_session: RunSession, *, rerun: bool
+) -> tuple[GateRun, tuple[GateFinding, ...]]:
+    """Run both cells, and once more if they differ; what is new, fixed, the same or not stable."""
+    before, after = (cell.id for cell in step.cells)
+
+    def once() -> GateRun:
+        session = prepare(
+            step.project, tuple(dict.fromkeys(step.cells)), replace(step.options, kind="gate"), lane, host
+        )
+        with display(len(session.cells)) as shown:
+            report = run_session(session, shown)
+        session.folder.save_report(report)
+        return GateRun(report, session.folder)
+
+    first = once()
+    blamed = _upstream_failures(first.folder.cell(after) / "reportlog.jsonl")
+    paired = pair_cells(first.cells[before], first.cells[after], upstream=blamed)
+    if rerun and any(f.state in {"new", "fixed"} for f in paired):
+        again = once().cells
+        paired = pair_cells(first.cells[before], first.cells[after], (again[before], again[after]), blamed)
+    return first, paired
 
 
-def _in_lane(cells: tuple[Cell, Cell], lane: str) -> tuple[Cell, Cell]:
-    if lane == "cpu":
-        return cells
-    before, after = (cell.model_copy(update={"id": f"{cell.id}-gpu", "lane": "gpu"}) for cell in cells)
-    return before, after
+def _since(begun: float) -> float:
+    return round(time.monotonic() - begun, 1)
 
 
-def _run_of(run: RunConfig, lane: str) -> RunConfig:
-    """A GPU cell runs the GPU lane's suite: its bounds are those of bf16 on the device."""
-    if lane == "cpu":
-        return run
-    inventory = run.root / "compat_matrix" / "inventory-gpu.toml"
-    return replace(run, suite=run.root / "tests" / "gpu", inventory=inventory, profile="gpu", workers=0)
-
-
-def _prepared(
-    run: RunConfig, sides: Sides, cells: tuple[Cell, Cell], host: Mapping[str, str], now: dt.datetime
-) -> Prepared:
-    """A run of exactly these two cells on one subject."""
-    known = cell_of_release(sides.matrix, sides.old.name) or sides.matrix.cells[-1]
-    base = prepare(replace(run, selection=Selection(patterns=(known.id,))), host, now)
-    chosen = tuple(dict.fromkeys(cells))
-    plan = base.plan.model_copy(update={"planned": tuple(cell.id for cell in chosen)})
-    matrix = base.matrix.model_copy(
-        update={"cells": (*base.matrix.cells, *(c for c in chosen if c not in base.matrix.cells))}
+def build_report(
+    sides: Sides,
+    static: tuple[Finding, ...],
+    outcomes: Mapping[int, tuple[Outcome, Outcome]],
+    pairs: tuple[GateFinding, ...],
+    tiers: Sequence[Tier],
+    results: Mapping[str, CellResult],
+    run_id: str,
+    report: Report | None,
+) -> GateReport:
+    """The gate's report from everything that is known."""
+    findings = (*(_as_gate_finding(f, outcomes.get(n)) for n, f in enumerate(static)), *pairs)
+    old = _side(sides.baseline, sides.old, sides.old.name, results.get("old"))
+    new = _side(sides.candidate, sides.new, sides.nearest, results.get("new"))
+    verdict, reason = decide(old, new, tiers, findings)
+    return GateReport(
+        run_id=run_id,
+        verdict=verdict,
+        reason=reason,
+        next_step=next_step_of(verdict, new, findings),
+        baseline=old,
+        candidate=new,
+        tiers=tuple(tiers),
+        findings=findings,
+        subject=report.subject.model_dump() if report is not None else {},
     )
-    interpreters = {cell.python: base.uv.interpreter(cell.python) for cell in chosen}
-    return replace(base, cells=chosen, plan=plan, matrix=matrix, interpreters=interpreters)
 
 
-def _has_gpu() -> bool:
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listed.returncode == 0 and b"GPU" in listed.stdout
+def _outcomes(
+    static: tuple[Finding, ...],
+    cells: tuple[Cell, Cell],
+    results: Mapping[str, CellResult],
+    folder: Path,
+    host: Mapping[str, str],
+) -> dict[int, tuple[Outcome, Outcome]]:
+    if any(result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE} for result in results.values()):
+        return {}
+    sources = {
+        number: lines
+        for number, finding in enumerate(static)
+        if finding.state is not FindingState.SAME and (lines := witness_of(finding)) is not None
+    }
+    if not sources:
+        return {}
+    cancel = threading.Event()
+    runs = [run_witnesses([*sources.values()], cell, folder / cell.id, host, cancel) for cell in cells]
+    return {number: (runs[0][place], runs[1][place]) for place, number in enumerate(sources)}
+
+
+def _upstream_failures(log: Path) -> frozenset[str]:
+    if not log.is_file():
+        return frozenset()
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return upstream_failures(lines)
+
+
+def _side(candidate: Candidate, contract: Contract, nearest: str, cell: CellResult | None) -> Side:
+    return Side(
+        name=candidate.label,
+        kind=candidate.kind.value,
+        distribution=contract.labels.distribution,
+        attribute=contract.labels.attribute,
+        commit=contract.labels.commit,
+        nearest=nearest,
+        modes=expected_modes(contract),
+        cell=cell,
+    )
+
+
+def _as_gate_finding(finding: Finding, outcomes: tuple[Outcome, Outcome] | None) -> GateFinding:
+    witness: WitnessState = "none"
+    note = ""
+    if outcomes is not None:
+        witness = judge_witness(finding.state, *outcomes)
+        note = next((o.note for o in reversed(outcomes) if o.note), "")
+    elif finding.rule.witness is not None:
+        witness = "not run"
+    return GateFinding(
+        origin="contract",
+        title=finding.rule.id,
+        state=finding.state.value,
+        level=finding.level,
+        message=finding.text,
+        where=finding.where or None,
+        item=finding.item,
+        link=finding.rule.link,
+        witness=witness,
+        witness_note=note,
+        consequence=dict(finding.rule.consequence),
+    )

@@ -16,6 +16,7 @@ from mcore_compat.contract.source.candidate import Candidate, CandidateKind, ope
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_release
 from mcore_compat.matrix.cells import Cell, Matrix
+from mcore_compat.project import Project
 from mcore_compat.releases import load_releases
 from mcore_compat.results import Report
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
@@ -42,23 +43,19 @@ class Sides:
         return itself or nearest_release(self.new, self.snapshots)
 
 
-def read_sides(root: Path, candidate: str, baseline: str | None, reports: tuple[Report, ...]) -> Sides:
+def read_sides(project: Project, candidate: str, baseline: str | None, reports: tuple[Report, ...]) -> Sides:
     """Read both sources; nothing of them is run.
 
     Raises:
         UsageError: one of them cannot be read, or is not megatron-core.
     """
-    data = root / "compat_matrix"
-    matrix, rules, snapshots = (
-        load_classified_matrix(data),
-        load_rules(data / "rules"),
-        load_snapshots(data / "contracts"),
-    )
-    releases = load_releases(data / "releases.json")
+    matrix, rules = load_classified_matrix(project.data), load_rules(project.rules)
+    snapshots = load_snapshots(project.contracts)
+    releases = load_releases(project.releases_file)
 
     def contract_of(side: Candidate) -> Contract:
         if side.kind is CandidateKind.RELEASE and side.version is not None:
-            path = snapshot_path(data / "contracts", side.version)
+            path = snapshot_path(project.contracts, side.version)
             if path.is_file():
                 return snapshots[path.stem]
         return extract(open_candidate(side, releases), side.label)
@@ -94,9 +91,9 @@ def known_reports(folders: tuple[Path, ...], judged: str = DEFAULT_SUBJECT) -> t
     return tuple(report for report in found if report.subject.judged == judged)
 
 
-def earlier_reports(root: Path, reports: Path, judged: str = DEFAULT_SUBJECT) -> tuple[Report, ...]:
-    """What may name the baseline: the latest run, and the results that the project keeps."""
-    return known_reports((reports / "latest", *sorted((root / "docs" / "results").glob("*"))), judged)
+def earlier_reports(project: Project, judged: str = DEFAULT_SUBJECT) -> tuple[Report, ...]:
+    """Reports that may name the baseline: of the latest run, and those that the project keeps."""
+    return known_reports(project.kept_results, judged)
 
 
 def refuse_same(sides: Sides) -> None:

@@ -7,7 +7,7 @@ wrong environment mean nothing; a failed check comes before a missing one, since
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mcore_compat.files.untrusted import printable
 from mcore_compat.judge import criteria as complaints
@@ -43,6 +43,7 @@ def judge_cell(
     today: dt.date,
     drift: tuple[Finding, ...] = (),
     subject: ChosenSubject = OURS,
+    rerun: Callable[[str], str] = lambda check: f"Run {check} again.",
 ) -> CellResult:
     """The verdict of one cell.
 
@@ -56,13 +57,14 @@ def judge_cell(
         drift: what the static contract found to have moved; it makes a green cell ``drift``.
         subject: what the suite was told to judge. Only another one than this project's own may lack capabilities: the
             checks about them do not apply, and it is told which and why.
+        rerun: the next step of a failed check: the sentence that says how to run it again.
 
     Returns:
         The verdict; ``unproven`` with a ``judge-error`` if what the cell left cannot be judged at all. One cell never
         ends the run of the others.
     """
     try:
-        return _judged(cell, provisioned, run, inventory, expectations, today, drift, subject)
+        return _judged(cell, provisioned, run, inventory, expectations, today, drift, subject, rerun)
     except Exception as exc:  # noqa: BLE001  whatever a cell wrote, it costs this cell alone
         return failed_cell(cell, Verdict.UNPROVEN, "judge-error", f"the cell cannot be judged: {described(exc)}")
 
@@ -97,6 +99,7 @@ def _judged(
     today: dt.date,
     drift: tuple[Finding, ...],
     subject: ChosenSubject,
+    rerun: Callable[[str], str],
 ) -> CellResult:
     if provisioned.environment is None or run is None:
         return _not_run(cell, provisioned, len(inventory.declared(cell)))
@@ -107,7 +110,7 @@ def _judged(
     findings = [
         *complaints.of_provisioning(provisioned.environment),
         *complaints.of_environment(cell, provisioned.environment.facts, run),
-        *complaints.of_checks(cell, run, exceptions),
+        *complaints.of_checks(run, exceptions, rerun),
         *complaints.of_exceptions(run, exceptions, declared, today),
         *complaints.of_subject(run, subject, inventory.declared(cell)),
         *complaints.of_mode(cell, run, subject),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
@@ -85,19 +85,17 @@ def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun) -> Itera
             yield wrong("foreign-module", f"{module} was imported from outside the environment: {file}")
 
 
-def of_checks(cell: Cell, run: SuiteRun, exceptions: tuple[Expectation, ...]) -> Iterable[Finding]:
+def of_checks(run: SuiteRun, exceptions: tuple[Expectation, ...], rerun: Callable[[str], str]) -> Iterable[Finding]:
     """Files that cannot be imported, and checks that fail and were not expected to."""
     for place, message in run.log.collection_errors.items():
-        yield found(
-            Verdict.BREAK, "collection-error", f"{place} cannot be imported\n{message}", _by_hand(cell, place), place
-        )
+        yield found(Verdict.BREAK, "collection-error", f"{place} cannot be imported\n{message}", rerun(place), place)
     for check, outcome in sorted(run.log.checks.items()):
         entry = excused(check, exceptions)
         if outcome.failed and (entry is None or entry.kind != "fail"):
-            yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", _by_hand(cell, check), check)
+            yield found(Verdict.BREAK, FAILED_CHECK, outcome.message or "no message", rerun(check), check)
         elif outcome.failed and entry is not None and not fulfils(outcome, entry):
             other = next(message for message in outcome.failures if not entry.is_meant(message))
-            step = f"Declared is another failure (`{entry.failure}`). {_by_hand(cell, check)}"
+            step = f"Declared is another failure (`{entry.failure}`). {rerun(check)}"
             yield found(Verdict.BREAK, FAILED_CHECK, other or "no message", step, check)
 
 
@@ -309,12 +307,6 @@ def fulfils(outcome: CheckOutcome, entry: Expectation) -> bool:
     if entry.kind == "skip":
         return outcome.skipped > 0 and not outcome.failed
     return outcome.failed > 0 and all(map(entry.is_meant, outcome.failures))
-
-
-def _by_hand(cell: Cell, check: str) -> str:
-    """The command that runs one check of a cell, from the project's root."""
-    variables = "".join(f"{variable.name}={variable.value} " for variable in cell.env)
-    return f"By hand: `{variables}.cells/{cell.id}/venv/bin/python -m pytest tests/compat/{check}`"
 
 
 def found(verdict: Verdict, kind: str, message: str, next_step: str, check: str | None = None) -> Finding:

@@ -28,7 +28,7 @@ from mcore_compat.records import Environment
 from mcore_compat.results import CellResult, Finding
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["Earlier", "Kept", "refuted", "reused", "sample", "what_decides"]
+__all__ = ["CachedResult", "ResultCache", "cache_key", "mismatch", "reused_result", "sample"]
 
 # Raised when what a result depends on is put together in another way.
 _GENERATION = 1
@@ -36,7 +36,7 @@ _GENERATION = 1
 _SHARE = 10
 
 
-class Kept(BaseModel):
+class CachedResult(BaseModel):
     """One kept result.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kept(BaseModel):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class ResultCache:
     """The kept results, a file each, named by the digest.
 
     Attributes:
@@ -60,15 +60,15 @@ class Earlier:
 
     folder: Path
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> CachedResult | None:
         """The result under this digest; None where there is none that can be read, or none that is green."""
         try:
-            kept = Kept.model_validate_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+            kept = CachedResult.model_validate_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             return None
         return kept if kept.result.verdict is Verdict.OK else None
 
-    def keep(self, key: str, kept: Kept) -> None:
+    def keep(self, key: str, kept: CachedResult) -> None:
         """Write a green result, whole or not at all; another is not kept. A full disk loses nothing but the result."""
         if kept.result.verdict is not Verdict.OK:
             return
@@ -80,7 +80,7 @@ class Earlier:
         (self.folder / f"{key}.json").unlink(missing_ok=True)
 
 
-def what_decides(
+def cache_key(
     cell: Cell,
     environment: Environment,
     inputs: Mapping[str, str],
@@ -124,7 +124,7 @@ def sample(run_id: str, cells: Iterable[str]) -> frozenset[str]:
     return frozenset(order[: -(-len(order) // _SHARE)])
 
 
-def reused(kept: Kept, provision: float) -> CellResult:
+def reused_result(kept: CachedResult, provision: float) -> CellResult:
     """An earlier result as one of this run, with a note that says so."""
     note = Finding(
         kind="reused",
@@ -138,7 +138,7 @@ def reused(kept: Kept, provision: float) -> CellResult:
     )
 
 
-def refuted(kept: Kept, anew: CellResult) -> CellResult | None:
+def mismatch(kept: CachedResult, anew: CellResult) -> CellResult | None:
     """The new result with the refutation in it, where it says otherwise than the kept one; None where both agree."""
     old, new = _outcomes(kept.result), _outcomes(anew)
     if old == new and anew.mode == kept.result.mode:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,13 +21,17 @@ from mcore_compat.files.atomic import write_atomically
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.results import CellResult, Report
 
-__all__ = ["RunFolder", "RunPlan", "new_run_id", "newest_unfinished"]
+__all__ = ["RunFolder", "RunKind", "RunPlan", "new_run_id", "newest_unfinished"]
+
+# What a run is part of: somebody's own run of a suite, or a step of a gate, a bisection, a collection.
+RunKind = Literal["run", "gpu", "gate", "bisect", "collect"]
 
 
 class RunPlan(BaseModel):
     """What a run set out to do; enough to go on with it.
 
     Attributes:
+        kind: what the run is part of.
         planned: ids of its cells.
         inputs: digests of everything that a result depends on, by name.
     """
@@ -35,6 +39,7 @@ class RunPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: str
+    kind: RunKind
     started: str
     planned: tuple[str, ...]
     profile: str
@@ -116,13 +121,14 @@ class RunFolder:
         return path
 
 
-def new_run_id(now: dt.datetime) -> str:
-    """A name that sorts by time and is not met twice."""
+def new_run_id(now: dt.datetime | None = None) -> str:
+    """A name that sorts by time and is never used twice."""
+    now = now or dt.datetime.now(dt.UTC)
     return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
-def newest_unfinished(reports: Path) -> RunPlan:
-    """The plan of the newest run that has no report yet.
+def newest_unfinished(reports: Path, kind: RunKind) -> RunPlan:
+    """The plan of the newest run of this kind that has no report yet.
 
     Raises:
         UsageError: there is none.
@@ -131,10 +137,12 @@ def newest_unfinished(reports: Path) -> RunPlan:
         if path.parent.is_symlink() or (path.parent / "report.json").exists():
             continue
         try:
-            return RunPlan.model_validate_json(path.read_text(encoding="utf-8"))
-        except ValidationError:
+            plan = RunPlan.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
             continue
-    raise UsageError("There is no interrupted run to go on with.", "Start a new one, without --resume.")
+        if plan.kind == kind:
+            return plan
+    raise UsageError("There is no interrupted run to resume.", "Start a new one, without --resume.")
 
 
 def _replace(path: Path, text: str) -> None:

@@ -6,11 +6,9 @@ built here from their published source, where a compiler and a network are.
 
 from __future__ import annotations
 
-import argparse
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import tomllib
 import zipfile
@@ -22,19 +20,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mcore_compat.errors import InfrastructureError, UsageError
-from mcore_compat.matrix.cells import Cell, load_matrix
-from mcore_compat.matrix.selection import Selection, plan_cells
+from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.uv import Uv, UvFailure
-from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError, distribution_name
-from mcore_compat.subjects.published import PEERS, PEERS_FOLDER, Peer, peer_wheel
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError, distribution_name, peer_wheel
+from mcore_compat.subjects.published import PEERS_FOLDER, Peer
 
-__all__ = ["IMAGE_PACKAGES", "fetch_peer", "make_bundle", "run_command"]
+__all__ = ["IMAGE_PACKAGES", "LIMIT_BYTES", "fetch_peer", "make_bundle", "unmet"]
 
 # Never carried and never installed: they are what a GPU host is.
 IMAGE_PACKAGES = ("torch", "triton", "numpy")
 # The GPU lane makes its environments without an installer.
 _NOT_CARRIED = ("uv",)
-_LIMIT_BYTES = 60 << 20
+LIMIT_BYTES = 60 << 20
 _PIP = ("tool", "run", "-q", "--from", "pip>=26")
 
 
@@ -204,35 +201,3 @@ def _requirements_of(wheel: Path) -> list[Requirement]:
         name = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         metadata = Parser().parsestr(archive.read(name).decode("utf-8"))
     return [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
-
-
-def run_command(arguments: Sequence[str], root: Path, host: dict[str, str]) -> int:
-    """``ci/bundle``: make the bundle and say what is in it."""
-    parser = argparse.ArgumentParser(prog="ci/bundle", description=__doc__)
-    parser.add_argument("--select", action="append", default=[], help="shell pattern over cell ids; repeatable")
-    parser.add_argument("--out", type=Path, default=root / ".bundle", help="default: .bundle/")
-    parser.add_argument(
-        "--subject", action="append", default=[], choices=sorted(PEERS), help="carry this package too; repeatable"
-    )
-    options = parser.parse_args(arguments)
-    matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
-    cells = plan_cells(matrix, Selection(patterns=tuple(options.select)))
-    uv = Uv.find(host)
-    house = make_bundle(root, options.out, cells, matrix.requirements, uv)
-    peers = [fetch_peer(options.out, PEERS[name], house.python, uv) for name in sorted(set(options.subject))]
-    for group in (house.harness, house.suite):
-        missing = unmet(house, group)
-        if missing:
-            raise WheelhouseError(f"The bundle is not whole: {'; '.join(missing)}.", "Report this: it is our fault.")
-    built = sum(wheel.origin == "built" for wheel in house.wheels)
-    sys.stdout.write(
-        f"{options.out.name}/: {len(house.cells)} megatron-cores, {len(house.wheels)} wheels ({built} built from "
-        f"source), {house.size / (1 << 20):.1f} MiB"
-        + "".join(f"; {PEERS_FOLDER}/{peer.name}, {peer.stat().st_size / (1 << 20):.1f} MiB" for peer in peers)
-        + "\n"
-    )
-    if house.size > _LIMIT_BYTES:
-        raise WheelhouseError(
-            f"The bundle is {house.size / (1 << 20):.1f} MiB, over {_LIMIT_BYTES >> 20}.", "Bundle fewer cells."
-        )
-    return 0

@@ -1,44 +1,43 @@
-"""Environments of a few cells, for whoever runs something of their own in them: planted faults, witnesses."""
+"""Environments of a few cells, for a caller that runs something of its own in them: injected faults, witnesses."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from filelock import FileLock
 
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.matrix.cells import load_matrix
-from mcore_compat.provision.project_wheel import build_subject
+from mcore_compat.project import Project
+from mcore_compat.provision.project_wheel import build_wheel
 from mcore_compat.provision.uv import Uv
 from mcore_compat.provision.uv_environment import provision
 from mcore_compat.records import Environment
 
-__all__ = ["provided"]
+__all__ = ["ensure_environments"]
 
 
-def provided(root: Path, wanted: Collection[str], cells: Path, host: Mapping[str, str]) -> dict[str, Environment]:
-    """The environments of these cells, made or reused, and proved.
+def ensure_environments(project: Project, wanted: Collection[str], host: Mapping[str, str]) -> dict[str, Environment]:
+    """Create or reuse verified environments for these cells.
 
     Args:
-        root: the project's root; its matrix says what the cells are, its wheel goes into each.
+        project: its matrix says what the cells are, its wheel goes into each.
         wanted: cell ids.
-        cells: where environments live.
-        host: the caller's environment.
+        host: the caller's environment variables.
 
     Raises:
         UsageError: the matrix is wrong.
-        InfrastructureError: uv is missing, or one of them cannot be made.
+        InfrastructureError: uv is missing, or an environment cannot be made.
     """
-    matrix = load_matrix(root / "compat_matrix" / "matrix.toml")
+    matrix = load_matrix(project.matrix_file)
     uv = Uv.find(host)
-    cells.mkdir(parents=True, exist_ok=True)
-    subject = build_subject(root, cells / ".subject", uv)
+    project.cells.mkdir(parents=True, exist_ok=True)
+    wheel = build_wheel(project.root, project.cells / ".subject", uv)
     found = {}
     for cell in (cell for cell in matrix.cells if cell.id in wanted):
-        with FileLock(cells / f"{cell.id}.lock"):
-            made = provision(cell, matrix.requirements, subject, cells, uv, uv.interpreter(cell.python), host)
+        with FileLock(project.cells / f"{cell.id}.lock"):
+            made = provision(cell, matrix.requirements, wheel, project.cells, uv, uv.interpreter(cell.python), host)
         if made.environment is None:
-            raise InfrastructureError(f"cell {cell.id}: {made.reason}", made.next_step)
+            raise InfrastructureError(f"Cell {cell.id}: {made.reason}.", made.next_step)
         found[cell.id] = made.environment
     return found

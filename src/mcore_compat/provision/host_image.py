@@ -31,9 +31,9 @@ from mcore_compat.provision import probe
 from mcore_compat.provision.bundle import IMAGE_PACKAGES
 from mcore_compat.provision.child_env import cell_environment
 from mcore_compat.provision.verify import problems
-from mcore_compat.provision.wheelhouse import Wheelhouse, WheelhouseError, distribution_name, unpack
+from mcore_compat.provision.wheelhouse import Wheelhouse, WheelhouseError, distribution_name, peer_wheel, unpack
 from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
-from mcore_compat.subjects.published import Peer, peer_wheel
+from mcore_compat.subjects.published import Peer
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Image", "image_cell", "link_farm", "provision_in_image", "read_image"]

@@ -12,28 +12,20 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
 
-__all__ = ["Wheel", "Wheelhouse", "WheelhouseError", "distribution_name", "unpack"]
+from mcore_compat.errors import InfrastructureError
+from mcore_compat.subjects.published import PEERS_FOLDER, Peer
+
+__all__ = ["Wheel", "Wheelhouse", "WheelhouseError", "distribution_name", "peer_wheel", "unpack"]
 
 _SCHEMA = 1
 
 
-class WheelhouseError(Exception):
-    """The bundle is missing, damaged, or made for another interpreter.
-
-    Attributes:
-        problem: what was met.
-        next_step: what to do about it.
-        exit_code: the exit code of a command that ends with this error.
-    """
-
-    exit_code: ClassVar[int] = 3
+class WheelhouseError(InfrastructureError):
+    """The bundle is missing, damaged, or made for another interpreter."""
 
     def __init__(self, problem: str, next_step: str = "Make it again with `ci/bundle`.") -> None:
-        self.problem = problem
-        self.next_step = next_step
-        super().__init__(f"{problem} Next step: {next_step}")
+        super().__init__(problem, next_step)
 
 
 @dataclass(frozen=True)
@@ -202,3 +194,18 @@ def _wheels(entries: list[dict[str, object]]) -> tuple[Wheel, ...]:
         Wheel(str(entry["filename"]), str(entry["sha256"]), int(str(entry["size"])), str(entry["origin"]))
         for entry in entries
     )
+
+
+def peer_wheel(bundle: Path, peer: Peer) -> Path:
+    """The wheel of a published subject in a bundle, its hash checked.
+
+    Raises:
+        WheelhouseError: it is missing, or another file has its name.
+    """
+    path = bundle / PEERS_FOLDER / peer.filename
+    again = f"Make it again with `ci/bundle --subject {peer.distribution}`."
+    if not path.is_file():
+        raise WheelhouseError(f"The bundle has no {PEERS_FOLDER}/{peer.filename}.", again)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != peer.sha256:
+        raise WheelhouseError(f"{PEERS_FOLDER}/{peer.filename} is not the {peer.distribution} that is judged.", again)
+    return path

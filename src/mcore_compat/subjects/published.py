@@ -6,15 +6,11 @@ and what it would bring along (Ray, trainers, another torch) must not be in a ju
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
-from mcore_compat.provision.wheelhouse import WheelhouseError
-
-__all__ = ["PEERS", "PEERS_FOLDER", "Peer", "peer_wheel"]
+__all__ = ["PEERS", "PEERS_FOLDER", "Peer"]
 
 PEERS_FOLDER = "peers"
 
@@ -57,18 +53,3 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
         )
     }
 )
-
-
-def peer_wheel(bundle: Path, peer: Peer) -> Path:
-    """The peer's wheel in a bundle, its hash checked.
-
-    Raises:
-        WheelhouseError: it is not there, or another file lies in its place.
-    """
-    path = bundle / PEERS_FOLDER / peer.filename
-    again = f"Make it again with `ci/bundle --subject {peer.distribution}`."
-    if not path.is_file():
-        raise WheelhouseError(f"The bundle has no {PEERS_FOLDER}/{peer.filename}.", again)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != peer.sha256:
-        raise WheelhouseError(f"{PEERS_FOLDER}/{peer.filename} is not the {peer.distribution} that is judged.", again)
-    return path

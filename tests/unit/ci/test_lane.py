@@ -11,21 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from mcore_compat.cli import gpu as image_cli
+from mcore_compat.cli.gpu import fault_caught
+from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.expectations import Expectation, Expectations, load_expectations
 from mcore_compat.matrix.inventory import load_inventory
-from mcore_compat.pipeline import host_lane as image_run
+from mcore_compat.pipeline.lanes import ImageLane
+from mcore_compat.pipeline.one_cell import measured
+from mcore_compat.project import Project
 from mcore_compat.provision.host_image import Image
-from mcore_compat.results import CellResult, Finding, MegatronCore, Report, SubjectInfo
+from mcore_compat.provision.wheelhouse import Wheelhouse
+from mcore_compat.records import ProjectWheel
+from mcore_compat.results import CellResult, MegatronCore, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
 
 
-def _config(tmp_path, variables=None):
-    return image_run.LaneConfig(
-        root=tmp_path, suite=tmp_path, inventory=tmp_path, work=tmp_path, reports=tmp_path, cells=(), jobs=1,
-        profile="gpu", limit_s=60, commit=None, variables=variables or {},
+def _lane(tmp_path, gpus=(), host=None, variables=None):
+    house = Wheelhouse(tmp_path, "3.12", "x86_64", (), (), {})
+    wheel = ProjectWheel(name="mcore-compat", version="0.1.0", sha256="", commit=None, wheel=tmp_path)
+    return ImageLane(
+        Project.at(tmp_path), Image((), {}, "", gpus), house, tmp_path, wheel, tmp_path, host or {},
+        variables=variables or {},
     )  # fmt: skip
 
 
@@ -53,28 +60,27 @@ def test_what_a_check_measured_is_told_once_and_held_against_nobody(tmp_path):
     entry = {"nodeid": "test_a.py::test_b[x]", "user_properties": [["peak", "5 MB"]]}
     lines = [json.dumps({**entry, "when": when}) for when in ("setup", "call", "teardown")]
     log.write_text("\n".join([*lines, "{broken"]))
-    (finding,) = image_run._measured(log)
+    (finding,) = measured(log)
     assert finding.message == "peak: 5 MB"
     assert finding.check == "test_a.py::test_b"
     assert finding.verdict is None
-    assert image_run._measured(tmp_path / "nothing") == ()
+    assert measured(tmp_path / "nothing") == ()
 
 
-def test_advice_leads_to_a_cell_that_still_exists():
-    finding = Finding(kind="failed-check", message="m", next_step="By hand: `.cells/x/venv/bin/python`")
-    other = Finding(kind="stale", message="m", next_step="Remove the entry.")
-    first, second = image_run._advised(_cell("0.18.2", Verdict.BREAK, finding, other)).findings
-    assert "ci/gpu --select 0.18.2" in first.next_step
-    assert second.next_step == "Remove the entry."
+def test_advice_leads_to_a_cell_that_still_exists(tmp_path):
+    cell = load_matrix(ROOT / "compat_matrix" / "matrix.toml").cells[-1]
+    lane = _lane(tmp_path)
+    assert f"`ci/gpu --select {cell.id}`" in lane.rerun(cell, "a.py::test_b")
+    side = cell.model_copy(update={"id": "candidate"})
+    assert "the same command" in lane.rerun(side, "a.py::test_b")
 
 
-def test_cells_of_one_rank_take_turns_on_the_cards(tmp_path):
-    two = Image((), {}, "", ("a", "b"))
-    cards = [image_run._card(_config(tmp_path), two, {}, place) for place in range(3)]
-    assert [card["CUDA_VISIBLE_DEVICES"] for card in cards] == ["0", "1", "0"]
-    assert image_run._card(_config(tmp_path), Image((), {}, "", ("a",)), {}, 1) == {}
-    assert image_run._card(_config(tmp_path), two, {"CUDA_VISIBLE_DEVICES": "1"}, 0) == {}
-    assert image_run._card(_config(tmp_path, {"MCORE_COMPAT_NPROC": "2"}), two, {}, 0) == {}
+def test_cells_of_one_rank_take_turns_on_the_gpus(tmp_path):
+    two = _lane(tmp_path, ("a", "b"))
+    assert [two.gpu_of(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["0", "1", "0"]
+    assert _lane(tmp_path, ("a",)).gpu_of(1) == {}
+    assert _lane(tmp_path, ("a", "b"), {"CUDA_VISIBLE_DEVICES": "1"}).gpu_of(0) == {}
+    assert _lane(tmp_path, ("a", "b"), variables={"MCORE_COMPAT_NPROC": "2"}).gpu_of(0) == {}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_cells_of_one_rank_take_turns_on_the_cards(tmp_path):
 )
 def test_a_fault_is_caught_only_by_all(verdicts, code):
     cells = [_cell(f"0.1{place}.0", verdict) for place, verdict in enumerate(verdicts)]
-    assert image_cli._caught(_report(*cells)) == code
+    assert fault_caught(_report(*cells)) == code
 
 
 def _ci_gpu(*arguments, path=""):

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from gate_builders import RAN, cell, side
+from typer.testing import CliRunner
 
-from mcore_compat.cli import gpu as image_cli
+from mcore_compat.cli import main as cli
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.source.candidate import parse_candidate
 from mcore_compat.errors import UsageError
-from mcore_compat.gate import on_host as gate_image
-from mcore_compat.gate import steps as gate_steps
+from mcore_compat.gate import run as gate_run
 from mcore_compat.gate.decide import decide
 from mcore_compat.gate.model import GateFinding, Tier
-from mcore_compat.gate.on_host import carried, run_gate_on_image
-from mcore_compat.gate.run import _run_of
+from mcore_compat.gate.run import run_gate
 from mcore_compat.gate.sides import paired_cells, read_sides
+from mcore_compat.gate.steps import carried, image_steps, index_steps
 from mcore_compat.gate.witness import Outcome
-from mcore_compat.matrix.selection import Selection
-from mcore_compat.pipeline.host_lane import LaneConfig
-from mcore_compat.pipeline.session import RunConfig
+from mcore_compat.pipeline.session import RunOptions
+from mcore_compat.project import Project
 from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+from mcore_compat.records import ProjectWheel
 from mcore_compat.results import Report, SubjectInfo
+from mcore_compat.subjects.selection import choose_subject
 from mcore_compat.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +53,7 @@ def _house(folder: Path) -> Wheelhouse:
 
 
 def _sides(candidate: str = "0.19.2"):
-    return read_sides(ROOT, candidate, "0.18.2", ())
+    return read_sides(Project.at(ROOT), candidate, "0.18.2", ())
 
 
 def _given(tmp_path: Path):
@@ -98,22 +101,34 @@ def _report(*results):
     )  # fmt: skip
 
 
+class FakeLane:
+    """A lane whose cells are never made."""
+
+    wheel = ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
+    roots: ClassVar = {}
+
+    def __init__(self, environments):
+        self.environments = environments
+
+    def adapted(self, cells):
+        return tuple(cells)
+
+
 def _judged(monkeypatch, tmp_path, *runs, rerun=True):
     asked, left = [], list(runs)
 
-    def run_lane(config, house, host, display):
-        asked.append(tuple(cell.id for cell in config.cells))
-        return _report(*left.pop(0)), SimpleNamespace(cell=lambda name: tmp_path / name)
+    def run_session(session, display):
+        asked.append(tuple(cell.id for cell in session.cells))
+        assert session.project.suite == ROOT / "tests" / "gpu"
+        return _report(*left.pop(0))
 
-    monkeypatch.setattr(gate_image, "run_lane", run_lane)
-    monkeypatch.setattr(gate_steps, "run_witnesses", lambda lines, *_: [Outcome("pass") for _ in lines])
-    config = LaneConfig(
-        root=ROOT, suite=tmp_path, inventory=tmp_path, work=tmp_path, reports=tmp_path, cells=(), jobs=1,
-        profile="gpu", limit_s=60, commit=None, variables={},
-    )  # fmt: skip
+    monkeypatch.setattr(gate_run, "run_witnesses", lambda lines, *_: [Outcome("pass") for _ in lines])
+    project = replace(Project.at(ROOT), reports=tmp_path / "reports")
+    sides, house = _sides(), _house(tmp_path / "bundle")
+    cpu, gpu = image_steps(project, sides, RunOptions(), house, tmp_path, {}, limit_s=60, commit=None)
+    steps = (cpu, replace(gpu, open_lane=lambda: FakeLane(tmp_path)))
     show = lambda _: contextlib.nullcontext(SimpleNamespace())  # noqa: E731
-    gate, _ = run_gate_on_image(config, _house(tmp_path / "bundle"), _sides(), {}, show, rerun=rerun)
-    return gate, asked
+    return run_gate(sides, steps, show, {}, rerun=rerun, run_session=run_session).gate, asked
 
 
 def test_both_green_on_the_gpu_says_that_the_cpu_cells_are_another_s(monkeypatch, tmp_path):
@@ -143,28 +158,37 @@ def test_what_neither_side_has_shown_is_not_green():
 
 
 def test_the_gpu_step_of_a_host_with_a_network_runs_the_gpu_suite():
-    run = RunConfig(
-        root=ROOT, cells=ROOT, reports=ROOT, suite=ROOT / "tests" / "compat", selection=Selection(), jobs=1,
-        inventory=ROOT / "compat_matrix" / "inventory.toml", profile="ci", workers=2,
-    )  # fmt: skip
-    assert _run_of(run, "cpu") is run
-    gpu = _run_of(run, "gpu")
-    assert (gpu.suite, gpu.inventory.name, gpu.profile) == (ROOT / "tests" / "gpu", "inventory-gpu.toml", "gpu")
-    assert gpu.suite.is_dir()
-    assert gpu.inventory.is_file()
+    options = RunOptions(workers=2)
+    cpu, gpu = index_steps(Project.at(ROOT), _sides(), options, {}, has_gpu=True)
+    assert (cpu.project, cpu.options) == (Project.at(ROOT), options)
+    assert (gpu.project.suite, gpu.project.inventory.name) == (ROOT / "tests" / "gpu", "inventory-gpu.toml")
+    assert (gpu.options.profile, gpu.options.workers) == ("gpu", 0)
+    assert [cell.id for cell in gpu.cells] == ["0.18.2-gpu", "0.19.2-gpu"]
+    assert {cell.lane for cell in gpu.cells} == {"gpu"}
+    assert gpu.open_lane is not None
+    assert gpu.project.suite.is_dir()
+    assert gpu.project.inventory.is_file()
+
+
+def test_why_there_is_no_gpu_step_is_said():
+    assert index_steps(Project.at(ROOT), _sides(), RunOptions(), {}, has_gpu=False)[1].note == "this host has no GPU"
+    other = RunOptions(subject=choose_subject("stock"))
+    gpu = index_steps(Project.at(ROOT), _sides(), other, {}, has_gpu=True)[1]
+    assert (gpu.open_lane, "own library only" in gpu.note) == (None, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["gates", "0.19.2"], "is no command"),
-        (["gate"], "is no command"),
-        (["gate", "0.19.2", "0.18.2"], "is no command"),
-        (["gate", "0.19.2", "--select", "0.18.*"], "two cells by itself"),
-        (["gate", "0.19.2", "--fault", "bf16-logits"], "two cells by itself"),
-        (["--baseline", "0.18.2"], "are the gate's"),
+        (["gates", "0.19.2"], "No such command"),
+        (["gate"], "Missing argument"),
+        (["gate", "0.19.2", "0.18.2"], "unexpected extra argument"),
+        (["gate", "0.19.2", "--select", "0.18.*"], "No such option"),
+        (["gate", "0.19.2", "--fault", "bf16-logits"], "No such option"),
+        (["run", "--baseline", "0.18.2"], "No such option"),
     ],
 )
-def test_a_command_line_that_means_nothing_is_refused_first(tmp_path, arguments, words):
-    with pytest.raises(UsageError, match=words), contextlib.redirect_stderr(io.StringIO()):
-        image_cli.run_command(arguments, ROOT, tmp_path / "no bundle is looked at", {})
+def test_a_command_line_that_means_nothing_is_refused_first(arguments, words):
+    result = CliRunner().invoke(cli.app, ["gpu", *arguments], color=False, env={"TERM": "dumb", "COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert words in re.sub(r"\x1b\[[0-9;]*m", "", result.output)

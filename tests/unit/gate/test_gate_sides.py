@@ -21,6 +21,7 @@ from mcore_compat.gate.cells import baseline_version, candidate_cell, nearest_re
 from mcore_compat.gate.sides import read_sides, refuse_same
 from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix.cells import Matrix, load_matrix
+from mcore_compat.project import Project
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "compat_matrix"
@@ -56,7 +57,7 @@ def test_a_release_of_the_matrix_keeps_its_own_cell():
 
 def test_a_known_release_is_nearest_to_itself():
     """0.18.0 and 0.18.2 have one surface; naming the other one says something about 0.18.0 that is not so."""
-    sides = read_sides(ROOT, "0.18.0", "0.17.1", ())
+    sides = read_sides(Project.at(ROOT), "0.18.0", "0.17.1", ())
     assert nearest_release(sides.new, sides.snapshots) == "0.18.2"
     assert sides.nearest == "0.18.0"
 
@@ -70,7 +71,7 @@ def test_the_baseline_is_the_newest_release_of_the_matrix():
 
 def test_a_candidate_is_not_compared_with_itself():
     with pytest.raises(UsageError, match=r"both megatron-core 0\.18\.2"):
-        refuse_same(read_sides(ROOT, "0.18.2", "megatron-core==0.18.2", ()))
+        refuse_same(read_sides(Project.at(ROOT), "0.18.2", "megatron-core==0.18.2", ()))
 
 
 def test_an_unknown_rule_finding_has_no_witness_and_others_are_filled_in():

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mcore_compat.cli import main as cli
+from mcore_compat.cli import run as run_cli
 from mcore_compat.errors import InfrastructureError, McoreCompatError
 
 ROOT = Path(__file__).parents[3]
@@ -42,9 +43,39 @@ def test_a_host_that_cannot_judge_ends_with_three(monkeypatch, capsys):
     def prepare(*_):
         raise InfrastructureError("no network.", "connect it.")
 
-    monkeypatch.setattr(cli, "prepare", prepare)
+    monkeypatch.setattr(run_cli.IndexLane, "open", prepare)
     code, _, err = call("run", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
     assert (code, err) == (3, "error: no network.\nnext:  connect it.\n")
+
+
+def test_a_fault_of_the_harness_is_not_a_verdict(monkeypatch, capsys):
+    def broken(*_):
+        raise RecursionError
+
+    monkeypatch.setattr(run_cli, "load_matrix", broken)
+    code, _, err = call("plan", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "RecursionError" in err, "next:" in err) == (3, True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--resume", "--select", "0.18.2"), "do not apply"),
+        (("run", "--profile", "nightlyy"), "There is no profile `nightlyy`"),
+        (("gate", "megatron-core==0.18.2", "--latest"), "name a candidate"),
+        (("gate",), "There is no candidate"),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(arguments, words, monkeypatch, capsys):
+    code, _, err = call(*arguments, "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, words in err) == (2, True), err
+
+
+def test_an_inventory_of_a_run_without_checks_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "report.json").write_text(build.report(build.result(results=[])).model_dump_json(), encoding="utf-8")
+    arguments = ("inventory", "--from", str(tmp_path), "--root", str(ROOT))
+    code, _, err = call(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "has run a check" in err) == (2, True)
 
 
 def test_the_plan_for_github_is_json():

@@ -2,46 +2,49 @@
 
 import dataclasses
 import datetime as dt
-import os
 
 import harness_builders as build
 import pytest
-from harness_project import NOW, Recorder, config, passing_suite
+from harness_project import passing_suite
+from harness_project import run as run_project
 
-from mcore_compat.pipeline import session
-from mcore_compat.pipeline.reuse import Earlier, Kept, sample, what_decides
-from mcore_compat.pipeline.session import execute, prepare
+from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.pipeline.reuse import CachedResult, ResultCache, cache_key, sample
 from mcore_compat.report import markdown
+from mcore_compat.subjects.selection import ChosenSubject
 from mcore_compat.verdicts import Verdict
 
 CELLS = ("0.18.0", "0.18.2", "0.19.2")
 
 
-def run(root, **changes):
-    return execute(prepare(config(root, jobs=1, **changes), os.environ, NOW), Recorder())
+@pytest.fixture
+def suites():
+    """The cells whose suite ran, in order."""
+    return []
 
 
 @pytest.fixture
-def suites(monkeypatch):
-    """The cells whose suite ran, in order."""
-    ran = []
+def run(suites):
+    """Run the project with one job; another suite may be given."""
 
-    def suite(cell, *rest):
-        ran.append(cell.id)
-        return passing_suite(cell, *rest)
+    def start(root, suite=passing_suite, **changes):
+        def counting(cell, *rest):
+            suites.append(cell.id)
+            return suite(cell, *rest)
 
-    monkeypatch.setattr(session, "run_suite", suite)
-    return ran
+        return run_project(root, jobs=1, suite=counting, **changes)[0]
+
+    return start
 
 
-def test_nothing_is_reused_unless_it_is_asked_for(project, suites):
+def test_nothing_is_reused_unless_it_is_asked_for(project, suites, run):
     run(project)
     report = run(project)
     assert suites == [*CELLS, *CELLS]
     assert {cell.reused_from for cell in report.cells} == {None}
 
 
-def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):
+def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites, run):
     first = run(project)
     suites.clear()
     second = run(project, reuse=True)
@@ -63,7 +66,7 @@ def test_what_has_not_changed_is_reused_but_for_the_sample(project, suites):
     assert {cell.reused_from for cell in third.cells} <= {None, first.run_id, second.run_id}
 
 
-def test_a_changed_suite_is_judged_anew(project, suites):
+def test_a_changed_suite_is_judged_anew(project, suites, run):
     run(project)
     suites.clear()
     (project / "suite" / "test_a.py").write_text("# another", encoding="utf-8")
@@ -71,7 +74,7 @@ def test_a_changed_suite_is_judged_anew(project, suites):
     assert suites == list(CELLS)
 
 
-def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites):
+def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites, run):
     run(project)
     suites.clear()
     matrix = project / "compat_matrix" / "matrix.toml"
@@ -80,14 +83,13 @@ def test_another_cell_s_line_of_the_matrix_does_not_matter(project, suites):
     assert len(suites) == 1
 
 
-def test_a_red_result_is_never_kept(project, monkeypatch):
+def test_a_red_result_is_never_kept(project, run):
     failing = build.suite_run(build.log_lines(outcomes={build.CHECKS[0]: "failed"}))
-    monkeypatch.setattr(session, "run_suite", lambda *_: failing)
-    run(project)
+    run(project, suite=lambda *_: failing)
     assert not list((project / ".cells").glob(".results/*"))
 
 
-def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, monkeypatch):
+def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, run):
     run(project)
     kept = len(list((project / ".cells" / ".results").glob("*.json")))
 
@@ -95,8 +97,7 @@ def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, 
         lines = build.log_lines(outcomes={build.CHECKS[1]: "failed"})
         return build.suite_run(lines, facts=build.suite_facts(cell.megatron_core, mode=cell.expected_mode))
 
-    monkeypatch.setattr(session, "run_suite", failing)
-    report = run(project, reuse=True)
+    report = run(project, suite=failing, reuse=True)
     (fresh,) = (cell for cell in report.cells if cell.reused_from is None)
     assert report.verdict is fresh.verdict is Verdict.BREAK
     (finding,) = (finding for finding in fresh.findings if finding.kind == "reuse-refuted")
@@ -104,11 +105,11 @@ def test_a_cell_that_comes_out_otherwise_refutes_what_was_kept(project, suites, 
     assert len(list((project / ".cells" / ".results").glob("*.json"))) == kept - 1
 
 
-def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suites, monkeypatch):
+def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suites, run):
     """Green twice, by different checks: it did not depend on its inputs alone."""
     run(project)
     for path in (project / ".cells" / ".results").glob("*.json"):
-        kept = Kept.model_validate_json(path.read_text(encoding="utf-8"))
+        kept = CachedResult.model_validate_json(path.read_text(encoding="utf-8"))
         fewer = kept.model_copy(update={"result": kept.result.model_copy(update={"results": kept.result.results[1:]})})
         path.write_text(fewer.model_dump_json(), encoding="utf-8")
     report = run(project, reuse=True)
@@ -138,7 +139,7 @@ def decided(**changes):
         "host": {"PATH": "/bin", "HOME": "/root", "TOKEN": "x"},
         "today": build.TODAY,
     }
-    return what_decides(**(given | changes))
+    return cache_key(**(given | changes))
 
 
 def _with_facts(**changes):
@@ -181,11 +182,11 @@ def test_what_no_cell_sees_does_not_decide(changes):
 
 
 def test_what_cannot_be_read_is_not_there(tmp_path):
-    earlier = Earlier(tmp_path)
+    earlier = ResultCache(tmp_path)
     assert earlier.find("a") is None
     (tmp_path / "a.json").write_text("{", encoding="utf-8")
     assert earlier.find("a") is None
-    red = Kept(run_id="r", result=build.result(verdict=Verdict.BREAK))
+    red = CachedResult(run_id="r", result=build.result(verdict=Verdict.BREAK))
     (tmp_path / "a.json").write_text(red.model_dump_json(), encoding="utf-8")
     assert earlier.find("a") is None, "an edited file makes nothing green"
     earlier.keep("b", red)
@@ -195,23 +196,20 @@ def test_what_cannot_be_read_is_not_there(tmp_path):
 def test_a_disk_that_refuses_costs_the_kept_result_only(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
-    Earlier(blocked).keep("a", Kept(run_id="r", result=build.result()))
-    assert Earlier(blocked).find("a") is None
+    ResultCache(blocked).keep("a", CachedResult(run_id="r", result=build.result()))
+    assert ResultCache(blocked).find("a") is None
 
 
 @pytest.mark.parametrize("what", ["source", "only", "subject"])
-def test_what_cannot_be_named_is_not_kept(what, project, suites, monkeypatch):
+def test_what_cannot_be_named_is_not_kept(what, project, run):
     """A folder's content, one check alone, a subject from a package: nothing here says whether they changed."""
     changes = {}
     if what == "source":
-        real = session.plan_cells
-        folder = {"source": "git+file:///x@main"}
-        monkeypatch.setattr(
-            session, "plan_cells", lambda *given: tuple(c.model_copy(update=folder) for c in real(*given))
-        )
+        cells = load_matrix(project / "compat_matrix" / "matrix.toml").cells
+        changes["cells"] = [cells[-1].model_copy(update={"source": "git+file:///x@main"})]
     elif what == "only":
         changes["only"] = "test_a.py::test_one"
     else:
-        changes["subject"] = session.ChosenSubject("other", "package.module:Class", "package.module:Class")
+        changes["subject"] = ChosenSubject("other", "package.module:Class", "package.module:Class")
     run(project, **changes)
     assert not list((project / ".cells").glob(".results/*"))

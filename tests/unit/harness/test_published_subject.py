@@ -10,20 +10,23 @@ import harness_builders as build
 import pytest
 from typer.testing import CliRunner
 
+from mcore_compat.cli import bundle as bundle_cli
 from mcore_compat.cli import gate as gate_cli
-from mcore_compat.cli import gpu as image_cli
+from mcore_compat.cli import gpu as gpu_cli
 from mcore_compat.cli import main as cli
+from mcore_compat.cli import run as run_cli
 from mcore_compat.errors import UsageError
 from mcore_compat.judge.cell import judge_cell
-from mcore_compat.pipeline import host_lane as image_run
+from mcore_compat.pipeline.lanes import ImageLane
+from mcore_compat.project import Project
 from mcore_compat.provision import bundle
 from mcore_compat.provision import host_image as image
 from mcore_compat.provision.host_image import Image, link_farm, provision_in_image
-from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
+from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError, peer_wheel
 from mcore_compat.records import ProjectWheel
 from mcore_compat.report import markdown
 from mcore_compat.subjects import selection as chosen_subject
-from mcore_compat.subjects.published import PEERS, PEERS_FOLDER, peer_wheel
+from mcore_compat.subjects.published import PEERS, PEERS_FOLDER
 from mcore_compat.subjects.selection import choose_subject
 from mcore_compat.verdicts import Verdict
 
@@ -50,7 +53,7 @@ def peer(tmp_path, monkeypatch):
     path = _wheel(tmp_path / "bundle" / PEERS_FOLDER, "verl", "9.9")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     small = dataclasses.replace(VERL, version="9.9", filename=path.name, sha256=digest)
-    for module in (bundle, chosen_subject):
+    for module in (bundle_cli, chosen_subject):
         monkeypatch.setattr(module, "PEERS", MappingProxyType({"verl": small}))
     return small
 
@@ -77,7 +80,7 @@ def test_the_cpu_commands_refuse_it_before_anything_is_made(command, monkeypatch
     def never(*_arguments, **_options):
         raise AssertionError("something was prepared")
 
-    monkeypatch.setattr(cli, "prepare", never)
+    monkeypatch.setattr(run_cli, "prepare", never)
     monkeypatch.setattr(gate_cli, "read_sides", never)
     result = CliRunner().invoke(cli.app, [*command, "--subject", "verl"])
     assert isinstance(result.exception, UsageError)
@@ -86,24 +89,26 @@ def test_the_cpu_commands_refuse_it_before_anything_is_made(command, monkeypatch
 
 @pytest.mark.parametrize(
     "more",
-    [["gate", "0.19.2"], ["--fault", "bf16-logits"], ["--nproc", "2"], ["--write-inventory"]],
+    [["--fault", "bf16-logits"], ["--nproc", "2"], ["--write-inventory"]],
     ids=lambda more: more[0],
 )
 def test_what_judges_ours_only_refuses_another(more):
-    options = image_cli._parser().parse_args([*more, "--subject", "verl"])
-    with pytest.raises(UsageError, match="judges mcore_fused only"):
-        image_cli._subject(options)
-    assert image_cli._subject(image_cli._parser().parse_args(more)).is_ours
+    result = CliRunner().invoke(cli.app, ["gpu", "run", *more, "--subject", "verl"])
+    assert isinstance(result.exception, UsageError)
+    assert "judges mcore_fused only" in str(result.exception)
+    assert gpu_cli.choose_for_gpu("mcore_fused", [more[0]]).is_ours
 
 
 def test_a_host_without_a_gpu_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_cli, "read_image", lambda: Image((), {}, "", ()))
-    monkeypatch.setattr(image_cli, "run_lane", lambda *_: pytest.fail("a cell was made"))
+    monkeypatch.setattr(gpu_cli, "read_image", lambda: Image((), {}, "", ()))
+    monkeypatch.setattr(gpu_cli, "prepare", lambda *_, **__: pytest.fail("a cell was made"))
     house = Wheelhouse(tmp_path, "3.12", "x86_64", (), (), {})
     house.write()
     monkeypatch.setattr(Wheelhouse, "check_host", lambda *_: None)
-    with pytest.raises(UsageError, match="needs a GPU"):
-        image_cli.run_command(["--subject", "verl", "--select", "0.18.2"], ROOT, tmp_path, {})
+    asked = ["--subject", "verl", "--select", "0.18.2", "--bundle", str(tmp_path), "--root", str(ROOT)]
+    result = CliRunner().invoke(cli.app, ["gpu", "run", *asked])
+    assert isinstance(result.exception, UsageError)
+    assert "needs a GPU" in str(result.exception)
 
 
 def test_a_missing_or_another_wheel_is_refused(peer, tmp_path):
@@ -207,7 +212,10 @@ def test_the_report_names_the_package_and_its_hash():
     assert VERL.sha256 in report.model_dump_json()
 
 
-def test_the_way_back_names_the_subject():
-    finding = build.finding().model_copy(update={"next_step": "By hand: x"})
-    (told,) = image_run._advised(build.result(findings=(finding,)), choose_subject("verl", "gpu")).findings
-    assert "`ci/gpu --select 0.18.2 --subject verl`" in told.next_step
+def test_the_way_back_names_the_subject(tmp_path):
+    house = Wheelhouse(tmp_path, "3.12", "x86_64", (), (), {})
+    wheel = ProjectWheel(name="mcore-compat", version="0.1.0", sha256="", commit=None, wheel=tmp_path)
+    lane = ImageLane(
+        Project.at(ROOT), Image((), {}, "", ()), house, tmp_path, wheel, tmp_path, {}, choose_subject("verl", "gpu")
+    )
+    assert "`ci/gpu --select 0.18.2 --subject verl`" in lane.rerun(build.cell(), "a.py::test_b")

@@ -14,7 +14,9 @@ NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
 
 
 def plan(run_id="20261130T100000Z-aaaa"):
-    return RunPlan(run_id=run_id, started=NOW.isoformat(), planned=("0.18.2",), profile="ci", inputs={"subject": "ab"})
+    return RunPlan(
+        run_id=run_id, kind="run", started=NOW.isoformat(), planned=("0.18.2",), profile="ci", inputs={"subject": "ab"}
+    )
 
 
 @pytest.fixture
@@ -58,14 +60,14 @@ def test_the_report_is_read_back_and_latest_names_the_newest(folder, tmp_path):
 
 def test_only_an_unfinished_run_is_resumed_and_the_newest_of_them(folder, tmp_path):
     reports = tmp_path / "reports"
-    assert newest_unfinished(reports) == plan()
+    assert newest_unfinished(reports, "run") == plan()
     newer = RunFolder.create(reports, plan("20261130T110000Z-bbbb"), folder.scrubber)
-    assert newest_unfinished(reports).run_id == "20261130T110000Z-bbbb"
+    assert newest_unfinished(reports, "run").run_id == "20261130T110000Z-bbbb"
     newer.save_report(build.report(build.result()))
-    assert newest_unfinished(reports) == plan()
+    assert newest_unfinished(reports, "run") == plan()
     folder.save_report(build.report(build.result()))
     with pytest.raises(UsageError, match="no interrupted run"):
-        newest_unfinished(reports)
+        newest_unfinished(reports, "run")
 
 
 def test_a_report_that_cannot_be_written_is_an_error(folder):

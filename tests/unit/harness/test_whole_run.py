@@ -1,25 +1,19 @@
 """One run from plan to report, with pretended environments and suites: nothing planned is ever lost."""
 
-import os
 import threading
 
 import harness_builders as build
 import pytest
-from harness_project import NOW, REAL, Recorder, config, passing_suite
+from harness_project import REAL, Recorder, made, passing_suite, run, session
 
 from mcore_compat.errors import SelectionError, UsageError
 from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.selection import Selection
-from mcore_compat.pipeline import session
+from mcore_compat.pipeline.execute import InterruptedRunError, execute
+from mcore_compat.pipeline.one_cell import judge_one
 from mcore_compat.pipeline.run_folder import RunFolder
-from mcore_compat.pipeline.session import InterruptedRunError, execute, prepare
 from mcore_compat.records import Provisioned
 from mcore_compat.verdicts import Verdict
-
-
-def run(root, **changes):
-    recorder = Recorder()
-    return execute(prepare(config(root, **changes), os.environ, NOW), recorder), recorder
 
 
 def test_every_planned_cell_is_in_the_report(project):
@@ -30,24 +24,28 @@ def test_every_planned_cell_is_in_the_report(project):
     assert report.verdict is Verdict.OK
 
 
-def test_one_red_cell_makes_the_run_red_and_the_others_go_on(project, monkeypatch):
-    def provision(cell, *_):
+def test_one_red_cell_makes_the_run_red_and_the_others_go_on(project):
+    def provide(cell):
         if cell.id == "0.18.0":
             return Provisioned(1.0, None, Verdict.UNRESOLVABLE, "numpy conflicts", "change it")
-        return build.provisioned(version=cell.megatron_core)
+        return made(project)(cell)
 
-    monkeypatch.setattr(session, "provision", provision)
-    report, _ = run(project)
+    report, _ = run(project, provide=provide)
     assert [cell.verdict for cell in report.cells] == [Verdict.UNRESOLVABLE, Verdict.OK, Verdict.OK]
     assert report.verdict is Verdict.UNRESOLVABLE
 
 
-def test_a_dropped_cell_is_unproven(project, monkeypatch):
-    real = session._judge_one
-    monkeypatch.setattr(
-        session, "_judge_one", lambda run, cell, *rest: None if cell.id == "0.18.2" else real(run, cell, *rest)
-    )
-    report, _ = run(project)
+class DroppingExecutor:
+    """Loses one cell, as a worker that dies without a word does."""
+
+    def run(self, cells, work, on_result):
+        for cell in cells:
+            if cell.id != "0.18.2":
+                on_result(work(cell, threading.Event()))
+
+
+def test_a_dropped_cell_is_unproven(project):
+    report = execute(session(project), Recorder(), DroppingExecutor())
     assert report.verdict is Verdict.UNPROVEN
     assert [(finding.kind, finding.verdict) for finding in report.findings] == [("cell-lost", Verdict.UNPROVEN)]
 
@@ -67,14 +65,16 @@ def test_another_folder_of_data_has_cells_and_expectations_of_its_own(project):
     other.mkdir()
     for name in ("matrix.toml", "expectations.toml"):
         (other / name).write_text((REAL / "ecosystem" / name).read_text(encoding="utf-8"), encoding="utf-8")
-    prepared = prepare(config(project, data=other, selection=Selection()), os.environ, NOW)
+    prepared = session(
+        project, data=other, inventory=project / "compat_matrix" / "inventory.toml", selection=Selection()
+    )
     assert {cell.id for cell in prepared.cells} == {
         f"{release}-{name}" for release in ("0.17.1", "0.19.2") for name in ("peft", "verl")
     }
-    assert prepared.plan.inputs["matrix"] != prepare(config(project), os.environ, NOW).plan.inputs["matrix"]
+    assert prepared.plan.inputs["matrix"] != session(project).plan.inputs["matrix"]
 
 
-def interrupted(project, monkeypatch):
+def interrupted(project):
     """A run that is stopped while its second cell runs."""
 
     def suite(cell, environment, options, out, host, cancel, on_progress):
@@ -86,15 +86,13 @@ def interrupted(project, monkeypatch):
             return build.suite_run(finished=build.finished(-15, cancelled=True))
         return passing_suite(cell, environment, options, out)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "run_suite", suite)
-        with pytest.raises(InterruptedRunError, match="1 of 3 cells") as caught:
-            run(project, jobs=1)
+    with pytest.raises(InterruptedRunError, match="1 of 3 cells") as caught:
+        run(project, jobs=1, suite=suite)
     assert "--resume" in caught.value.next_step
 
 
-def test_an_interrupted_run_keeps_what_it_knew_and_is_resumed(project, monkeypatch):
-    interrupted(project, monkeypatch)
+def test_an_interrupted_run_keeps_what_it_knew_and_is_resumed(project):
+    interrupted(project)
     (folder,) = (project / "reports").iterdir()
     assert [path.parent.name for path in folder.glob("cells/*/result.json")] == ["0.18.0"]
     ran = []
@@ -103,17 +101,26 @@ def test_an_interrupted_run_keeps_what_it_knew_and_is_resumed(project, monkeypat
         ran.append(cell.id)
         return passing_suite(cell, *rest)
 
-    monkeypatch.setattr(session, "run_suite", suite)
-    report, recorder = run(project, resume=True, selection=Selection())
+    report, recorder = run(project, resume=True, suite=suite)
     assert sorted(ran) == ["0.18.2", "0.19.2"]
     assert recorder.judged[0] == "0.18.0"
     assert report.run_id == folder.name
     assert report.verdict is Verdict.OK
 
 
+@pytest.mark.parametrize("kind", ["gate", "bisect", "gpu", "collect"])
+def test_what_another_command_left_is_never_resumed(project, kind):
+    """A bisection and a gate leave runs of one or two cells; a plain run does not continue them."""
+    interrupted(project)
+    (own,) = (project / "reports").iterdir()
+    session(project, kind=kind, cells=[load_matrix(REAL / "matrix.toml").cells[-1]])
+    report, _ = run(project, resume=True)
+    assert (report.run_id, len(report.planned)) == (own.name, 3)
+
+
 @pytest.mark.parametrize("name", ["compat_matrix/matrix.toml", "compat_matrix/inventory.toml", "suite/test_a.py"])
-def test_a_run_whose_inputs_changed_is_not_resumed(project, monkeypatch, name):
-    interrupted(project, monkeypatch)
+def test_a_run_whose_inputs_changed_is_not_resumed(project, name):
+    interrupted(project)
     (project / name).write_text((project / name).read_text(encoding="utf-8") + "\n# x\n", encoding="utf-8")
     with pytest.raises(UsageError, match="changed since it started"):
         run(project, resume=True)
@@ -124,15 +131,23 @@ def test_nothing_to_resume(project):
         run(project, resume=True)
 
 
-def test_a_cancelled_suite_leaves_no_result(project, monkeypatch):
+def test_what_running_the_suite_leaves_behind_is_not_a_change(project):
+    interrupted(project)
+    for name in (".pytest_cache/v/lastfailed", "__pycache__/test_a.pyc", ".hypothesis/examples/x"):
+        path = project / "suite" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x", encoding="utf-8")
+    assert run(project, resume=True)[0].verdict is Verdict.OK
+
+
+def test_a_cancelled_suite_leaves_no_result(project):
     def suite(cell, environment, options, out, host, cancel, on_progress):
         cancel.set()
         out.mkdir(parents=True, exist_ok=True)
         return build.suite_run(finished=build.finished(-15, cancelled=True))
 
-    monkeypatch.setattr(session, "run_suite", suite)
-    prepared = prepare(config(project, jobs=1), os.environ, NOW)
-    assert session._judge_one(prepared, prepared.cells[0], Recorder(), threading.Event()) is None
+    prepared = session(project, jobs=1, suite=suite)
+    assert judge_one(prepared, prepared.cells[0], Recorder(), threading.Event()) is None
     assert prepared.folder.result("0.18.0") is None
 
 
@@ -149,7 +164,7 @@ def test_bad_requests_are_refused_before_any_cell_starts(project):
     with pytest.raises(SelectionError):
         run(project, selection=Selection(patterns=("0.18.1",)))
     with pytest.raises(UsageError, match="no suite"):
-        run(project, suite=project / "nowhere")
+        run(project, suite_folder=project / "nowhere")
 
 
 def test_the_fixture_is_the_real_matrix(project):

@@ -1,0 +1,105 @@
+"""Options that several commands have: one spelling, one meaning, one parser."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mcore_compat.errors import UsageError
+from mcore_compat.matrix.selection import Selection, Shard
+from mcore_compat.pipeline.executors import default_jobs
+from mcore_compat.subjects.selection import BUILT_IN
+
+__all__ = [
+    "PROFILES",
+    "CellsDir",
+    "Classes",
+    "Inventory",
+    "Jobs",
+    "Profile",
+    "ReportDir",
+    "Root",
+    "Select",
+    "ShardText",
+    "SubjectText",
+    "Suite",
+    "Workers",
+    "check_profile",
+    "console",
+    "interrupt_on_sigterm",
+    "selection",
+    "shown",
+]
+
+PROFILES = ("dev", "ci", "nightly", "gpu")
+_PLAIN_WIDTH = 180
+
+Root = Annotated[Path | None, typer.Option("--root", help="The project's root; default: found upwards from here.")]
+Select = Annotated[
+    list[str] | None,
+    typer.Option("--select", "-s", help="Shell pattern over cell ids; repeatable, or separated by commas."),
+]
+Classes = Annotated[bool, typer.Option("--classes", help="One cell per contract class, and every backport.")]
+ShardText = Annotated[str | None, typer.Option("--shard", help="Part i of n equal parts, written i/n.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of cells to run in parallel.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="pytest-xdist workers inside each cell; 0: none.")]
+Profile = Annotated[str, typer.Option("--profile", help=f"Hypothesis profile: {', '.join(PROFILES)}.")]
+ReportDir = Annotated[Path | None, typer.Option("--report-dir", help="Where runs are written; default: reports/.")]
+CellsDir = Annotated[Path | None, typer.Option("--cells-dir", help="Where environments are kept; default: .cells/.")]
+Suite = Annotated[Path | None, typer.Option("--suite", help="Folder of the suite; default: tests/compat.")]
+Inventory = Annotated[
+    Path | None, typer.Option("--inventory", help="The required checks; default: inventory.toml beside the matrix.")
+]
+SubjectText = Annotated[
+    str,
+    typer.Option("--subject", help=f"What the suite judges: {', '.join(BUILT_IN)}, file.py:Class or module:Class."),
+]
+
+JOBS = default_jobs()
+
+
+def selection(select: list[str] | None, classes: bool = False, shard: str | None = None) -> Selection:
+    """What the options select.
+
+    Raises:
+        SelectionError: the shard is not written as i/n.
+    """
+    patterns = tuple(part.strip() for text in select or [] for part in text.split(",") if part.strip())
+    return Selection(patterns=patterns, classes=classes, shard=Shard.parse(shard) if shard else None)
+
+
+def check_profile(profile: str) -> str:
+    """The profile, if there is one of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if profile not in PROFILES:
+        raise UsageError(f"There is no profile `{profile}`.", f"Choose one of {', '.join(PROFILES)}.")
+    return profile
+
+
+def console() -> Console:
+    """As wide as the terminal; elsewhere wide enough that no reason is cut."""
+    found = Console()
+    return found if found.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def shown(path: Path) -> str:
+    """The path relative to the working directory if it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def interrupt_on_sigterm() -> None:
+    """A request to end stops the run as Ctrl-C does: cells are ended, results are kept."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,254 @@
+"""``mcore-compat run | plan | inventory | schema``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mcore_compat.cli.options import (
+    JOBS,
+    CellsDir,
+    Classes,
+    Inventory,
+    Jobs,
+    Profile,
+    ReportDir,
+    Root,
+    Select,
+    ShardText,
+    SubjectText,
+    Suite,
+    Workers,
+    check_profile,
+    console,
+    interrupt_on_sigterm,
+    selection,
+    shown,
+)
+from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.rule import Rule
+from mcore_compat.errors import UsageError
+from mcore_compat.gate.model import GateReport
+from mcore_compat.matrix.cells import MatrixFile
+from mcore_compat.matrix.expectations import Expectations
+from mcore_compat.matrix.inventory import Inventory as InventoryFile
+from mcore_compat.matrix.inventory import check_of, derive, load_inventory, write_text
+from mcore_compat.matrix.selection import github_matrix, plan_cells
+from mcore_compat.matrix.toml_file import schema_text, stale_schemas
+from mcore_compat.pipeline.collect import collect as collect_checks
+from mcore_compat.pipeline.execute import execute
+from mcore_compat.pipeline.lanes import IndexLane
+from mcore_compat.pipeline.progress import display_for
+from mcore_compat.pipeline.run_folder import newest_unfinished
+from mcore_compat.pipeline.session import RunOptions, prepare
+from mcore_compat.project import Project
+from mcore_compat.report import terminal
+from mcore_compat.report.write import write_run
+from mcore_compat.results import Report
+from mcore_compat.run.suite_facts import read_facts
+from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
+from mcore_compat.verdicts import exit_code
+
+__all__ = ["register"]
+
+_COPIES = (
+    "note: uv's cache and the environments are on different filesystems, so every environment is a copy of about 5 GB; "
+    "name a folder beside the cache with --cells-dir"
+)
+_ONE_CELL_REUSE = "note: --reuse always re-runs at least one cell as a spot check, so a single cell is never reused"
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data", help="Folder of matrix and expectations; default: compat_matrix.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``mcore-compat``."""
+    for command in (run, plan, inventory, schema):
+        app.command()(command)
+
+
+def run(
+    select: Select = None,
+    classes: Classes = False,
+    shard: ShardText = None,
+    jobs: Jobs = JOBS,
+    workers: Workers = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the most recent interrupted run.")] = False,
+    reuse: Annotated[
+        bool,
+        typer.Option(
+            "--reuse", help="Reuse passing results whose inputs are unchanged; re-run 10 % of them as a spot check."
+        ),
+    ] = False,
+    profile: Profile = "ci",
+    report_dir: ReportDir = None,
+    cells_dir: CellsDir = None,
+    suite: Suite = None,
+    inventory: Inventory = None,
+    data: DataDir = None,
+    subject: SubjectText = DEFAULT_SUBJECT,
+    root: Root = None,
+) -> None:
+    """Run the suite in the selected cells and report. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
+    chosen = choose_subject(subject)
+    check_profile(profile)
+    project = Project.find(root).with_paths(
+        data=data, suite=suite, inventory=inventory, cells=cells_dir, reports=report_dir
+    )
+    if resume and (select or classes or shard):
+        raise UsageError(
+            "--resume continues the cells of the interrupted run; --select, --classes and --shard do not apply.",
+            "Leave them out, or start a new run without --resume.",
+        )
+    matrix = load_classified_matrix(project.data)
+    unfinished = newest_unfinished(project.reports, "run") if resume else None
+    if unfinished is not None:
+        if profile not in {"ci", unfinished.profile}:
+            raise UsageError(
+                f"The interrupted run has profile {unfinished.profile}, not {profile}.",
+                "Leave --profile out, or start a new run without --resume.",
+            )
+        cells = tuple(cell for cell in matrix.cells if cell.id in unfinished.planned)
+    else:
+        cells = plan_cells(matrix, selection(select, classes, shard))
+    interrupt_on_sigterm()
+    screen = console()
+    lane = IndexLane.open(project, matrix.requirements, os.environ, chosen)
+    options = RunOptions(
+        kind="run",
+        jobs=jobs,
+        profile=unfinished.profile if unfinished is not None else profile,
+        workers=workers,
+        subject=chosen,
+        reuse=reuse,
+        again=_again(report_dir, cells_dir, suite, inventory, data, subject),
+    )
+    session = prepare(project, cells, options, lane, os.environ, resumed=unfinished)
+    if not lane.uv.shares_disk_with(project.cells):
+        screen.print(_COPIES, markup=False)
+    if reuse and len(cells) == 1:
+        screen.print(_ONE_CELL_REUSE, markup=False)
+    with display_for(screen, len(session.cells)) as display:
+        report = execute(session, display)
+    write_run(session.folder, report, project.data)
+    session.folder.publish()
+    screen.print(terminal.render(report))
+    screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
+    raise typer.Exit(exit_code(report.verdict))
+
+
+def _again(
+    report_dir: Path | None,
+    cells_dir: Path | None,
+    suite: Path | None,
+    inventory: Path | None,
+    data: Path | None,
+    subject: str,
+) -> str:
+    """The command that resumes this run: with the options that say where its files are."""
+    places = {
+        "--report-dir": report_dir,
+        "--cells-dir": cells_dir,
+        "--suite": suite,
+        "--inventory": inventory,
+        "--data": data,
+        "--subject": subject if subject != DEFAULT_SUBJECT else None,
+    }
+    return " ".join(["mcore-compat run --resume", *(f"{name} {value}" for name, value in places.items() if value)])
+
+
+def plan(
+    select: Select = None,
+    classes: Classes = False,
+    shard: ShardText = None,
+    github: Annotated[bool, typer.Option("--github", help="Print the matrix of a GitHub workflow as JSON.")] = False,
+    root: Root = None,
+) -> None:
+    """List the cells that a run would judge."""
+    project = Project.find(root)
+    cells = plan_cells(load_classified_matrix(project.data), selection(select, classes, shard))
+    if github:
+        typer.echo(github_matrix(cells))
+        return
+    for cell in cells:
+        typer.echo(f"{cell.id:28} class {cell.contract_class:24} mode {cell.expected_mode:7} lane {cell.lane}")
+
+
+def inventory(
+    source: Annotated[Path | None, typer.Option("--from", help="A run's folder, or one facts.json.")] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Ask each cell's suite what it would run.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Update the inventory file.")] = False,
+    root: Root = None,
+) -> None:
+    """Generate the list of required checks from a run (or --collect) and print it; --write updates the file."""
+    project = Project.find(root)
+    target = project.inventory
+    matrix = load_classified_matrix(project.data)
+    old = load_inventory(target) if target.is_file() else None
+    executed = _collected(project) if collect else _executed(source or project.reports / "latest")
+    if not executed:
+        raise UsageError("No cell of this run has run a check.", "Run the cells first, or use --collect.")
+    unseen = [cell.id for cell in matrix.cells if cell.id not in executed]
+    if unseen:
+        typer.echo(f"note: {len(unseen)} cells were not seen, so bounds may be wrong for them", err=True)
+    text = write_text(derive(executed, matrix.cells, old))
+    if write:
+        target.write_text(text, encoding="utf-8")
+        typer.echo(f"{target.name}: {text.count('[[check]]')} checks from {len(executed)} cells", err=True)
+    else:
+        typer.echo(text, nl=False)
+
+
+def schema(
+    check: Annotated[bool, typer.Option("--check", help="Fail if a committed schema is out of date.")] = False,
+    root: Root = None,
+) -> None:
+    """Write the JSON Schemas of the data files and of the reports beside the data."""
+    data = Project.find(root).data
+    texts = {
+        data / "matrix.schema.json": schema_text(MatrixFile),
+        data / "inventory.schema.json": schema_text(InventoryFile),
+        data / "expectations.schema.json": schema_text(Expectations),
+        data / "report.schema.json": schema_text(Report),
+        data / "gate.schema.json": schema_text(GateReport),
+        data / "rule.schema.json": schema_text(Rule),
+    }
+    stale = stale_schemas(texts)
+    if check and stale:
+        raise UsageError(
+            f"Out of date: {', '.join(path.name for path in stale)}.", "Run `mcore-compat schema` and commit them."
+        )
+    for path in stale:
+        path.write_text(texts[path], encoding="utf-8")
+        typer.echo(f"wrote {path.name}")
+
+
+def _collected(project: Project) -> dict[str, list[str]]:
+    matrix = load_classified_matrix(project.data)
+    with tempfile.TemporaryDirectory() as scratch:
+        lane = IndexLane.open(project, matrix.requirements, os.environ)
+        options = RunOptions(kind="collect")
+        session = prepare(project.with_paths(reports=Path(scratch)), matrix.cells, options, lane, os.environ)
+        return collect_checks(session, lambda line: typer.echo(line, err=True))
+
+
+def _executed(source: Path) -> dict[str, list[str]]:
+    if source.is_file():
+        facts, problem = read_facts(source.parent)
+        if facts is None:
+            raise UsageError(f"{problem}.", "Name a run's folder or a suite's facts.json.")
+        return {source.parent.name: sorted({check_of(node) for node in facts.collected})}
+    try:
+        report = Report.model_validate_json((source / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{source}/report.json cannot be read.", "Run the cells first, or name --from.") from exc
+    return {
+        cell.id: [result.check for result in cell.results if result.outcome != "skipped"]
+        for cell in report.cells
+        if cell.results
+    }

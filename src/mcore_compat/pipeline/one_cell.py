@@ -1,0 +1,122 @@
+"""One cell of a run, from its environment to its written result."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from mcore_compat.errors import LockTimeoutError
+from mcore_compat.judge.cell import judge_cell
+from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.inventory import check_of
+from mcore_compat.pipeline.progress import Display
+from mcore_compat.pipeline.reuse import CachedResult, ResultCache, cache_key, mismatch, reused_result, sample
+from mcore_compat.pipeline.session import Session
+from mcore_compat.records import Environment, Provisioned, SuiteRun
+from mcore_compat.results import CellResult, Finding
+from mcore_compat.run.suite import SuiteOptions
+from mcore_compat.verdicts import Verdict
+
+__all__ = ["judge_one", "measured"]
+
+# A Ctrl-C on a terminal reaches the installer as well; its failure is then not a verdict.
+_INTERRUPT_S = 0.5
+
+
+def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.Event) -> CellResult | None:
+    """Judge one cell and write its result; None: the run was cancelled before there was one."""
+    lane, options = session.lane, session.options
+    suite: SuiteRun | None = None
+    kept: CachedResult | None = None
+    key: str | None = None
+    cache = ResultCache(lane.environments / ".results")
+    try:
+        with lane.hold(cell, cancel, lambda text: display.phase(cell.id, text)) as held:
+            if not held:
+                return None
+            display.phase(cell.id, "environment")
+            provisioned = lane.provision(cell)
+            environment = provisioned.environment
+            key = _key(session, cell, environment)
+            kept = cache.find(key) if options.reuse and key is not None else None
+            if kept is not None and cell.id not in sample(session.plan.run_id, session.plan.planned):
+                return _written(session, reused_result(kept, provisioned.seconds), environment, display)
+            if environment is not None and not cancel.is_set():
+                suite = _suite(session, cell, environment, provisioned.seconds, display, cancel)
+    except LockTimeoutError as exc:
+        provisioned = Provisioned(0.0, None, Verdict.INFRA, exc.problem.rstrip("."), exc.next_step)
+    interrupted = cancel.wait(_INTERRUPT_S) if provisioned.environment is None else cancel.is_set()
+    if interrupted or (suite is not None and suite.finished.cancelled):
+        return None
+    judged = judge_cell(
+        cell, provisioned, suite, session.inventory, session.expectations, session.today,
+        subject=options.subject, rerun=lambda check: lane.rerun(cell, check),
+    )  # fmt: skip
+    told = measured(session.folder.cell(cell.id) / "reportlog.jsonl")
+    judged = judged.model_copy(update={"findings": (*judged.findings, *told)})
+    if kept is not None and key is not None and (against := mismatch(kept, judged)) is not None:
+        cache.forget(key)
+        judged = against
+    result = _written(session, judged, provisioned.environment, display)
+    if key is not None:
+        cache.keep(key, CachedResult(run_id=session.plan.run_id, result=result))
+    return result
+
+
+def _suite(
+    session: Session, cell: Cell, environment: Environment, seconds: float, display: Display, cancel: threading.Event
+) -> SuiteRun:
+    how = "reused" if environment.reused else "made"
+    display.phase(cell.id, f"environment {how} and verified in {seconds:.1f} s, suite started")
+    options = SuiteOptions(
+        session.project.suite,
+        session.plan.profile,
+        session.options.workers,
+        only=session.options.only,
+        subject=session.options.subject,
+    )
+    out = session.folder.cell(cell.id)
+    ran = session.suite(
+        cell, environment, options, out, session.host, cancel, lambda count: display.cases(cell.id, count)
+    )
+    assert isinstance(ran, SuiteRun)
+    return ran
+
+
+def measured(log: Path) -> tuple[Finding, ...]:
+    """What checks measured and want reported (pytest's ``record_property``); it does not count against a cell."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if isinstance(entry, dict) and entry.get("when") == "teardown":
+            check = check_of(str(entry.get("nodeid")))
+            found += [
+                Finding(kind="measured", message=f"{name}: {value}", check=check)
+                for name, value in entry.get("user_properties") or ()
+            ]
+    return tuple(found)
+
+
+def _key(session: Session, cell: Cell, environment: Environment | None) -> str | None:
+    """What the cell's result may be kept under; None if something that decides it cannot be named.
+
+    The content of a source or of a subject from a package is not known here, and one check alone is not a result.
+    """
+    options = session.options
+    if environment is None or cell.source is not None or not options.subject.is_ours or options.only is not None:
+        return None
+    how: dict[str, str | int] = {"profile": session.plan.profile, "workers": options.workers}
+    return cache_key(cell, environment, session.plan.inputs, how, session.expectations, session.host, session.today)
+
+
+def _written(session: Session, result: CellResult, environment: Environment | None, display: Display) -> CellResult:
+    if environment is not None:
+        session.folder.save_text(f"cells/{result.id}/lock.txt", environment.lock)
+    written = session.folder.save_result(result)
+    display.done(written)
+    return written

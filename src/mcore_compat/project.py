@@ -1,0 +1,141 @@
+"""Where the files of one project are: its data, its suite, its environments and its reports. Paths only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from mcore_compat.errors import UsageError
+
+__all__ = ["Project"]
+
+DATA_FOLDER = "compat_matrix"
+# A data folder has at least one of these.
+_MARKERS = ("matrix.toml", "rules")
+
+
+@dataclass(frozen=True)
+class Project:
+    """The project whose suite is run, and the places where its inputs and outputs are.
+
+    Attributes:
+        root: the project's root folder.
+        data: folder of the matrix, the expectations, the contracts and the rules.
+        suite: folder of the suite.
+        inventory: file with the required checks of the suite.
+        cells: folder of the environments.
+        reports: folder of the run folders.
+    """
+
+    root: Path
+    data: Path
+    suite: Path
+    inventory: Path
+    cells: Path
+    reports: Path
+
+    @classmethod
+    def at(cls, root: Path) -> Self:
+        """The project at ``root`` with the default layout."""
+        data = root / DATA_FOLDER
+        return cls(
+            root=root,
+            data=data,
+            suite=root / "tests" / "compat",
+            inventory=data / "inventory.toml",
+            cells=root / ".cells",
+            reports=root / "reports",
+        )
+
+    @classmethod
+    def find(cls, root: Path | None = None) -> Self:
+        """The project at ``root``, or the one that the working directory is in.
+
+        Raises:
+            UsageError: there is no project.
+        """
+        start = (root or Path.cwd()).resolve()
+        for folder in (start, *(start.parents if root is None else ())):
+            if any((folder / DATA_FOLDER / marker).exists() for marker in _MARKERS):
+                return cls.at(folder)
+        raise UsageError(
+            f"No {DATA_FOLDER}/matrix.toml was found here.",
+            "Run inside a checkout of the project, or name one with --root.",
+        )
+
+    def with_paths(
+        self,
+        *,
+        data: Path | None = None,
+        suite: Path | None = None,
+        inventory: Path | None = None,
+        cells: Path | None = None,
+        reports: Path | None = None,
+    ) -> Self:
+        """The same project with other places; what is None stays, and the inventory follows the data."""
+        folder = (data or self.data).absolute()
+        declared = inventory or (folder / "inventory.toml" if data is not None else self.inventory)
+        return replace(
+            self,
+            data=folder,
+            suite=(suite or self.suite).absolute(),
+            inventory=declared.absolute(),
+            cells=(cells or self.cells).absolute(),
+            reports=(reports or self.reports).absolute(),
+        )
+
+    @property
+    def gpu(self) -> Self:
+        """The same project with the suite of the GPU lane: its bounds are those of bf16 on the device."""
+        return replace(self, suite=self.root / "tests" / "gpu", inventory=self.data / "inventory-gpu.toml")
+
+    @property
+    def gpu_parallel(self) -> Self:
+        """The same project with the suite that runs on several GPUs."""
+        return replace(
+            self, suite=self.root / "tests" / "gpu" / "parallel", inventory=self.data / "inventory-parallel.toml"
+        )
+
+    @property
+    def has_own_inventory(self) -> bool:
+        """Whether the inventory is another one than the data folder's, so that its expectations are shared."""
+        return self.inventory != self.data / "inventory.toml"
+
+    @property
+    def suite_sources(self) -> tuple[Path, ...]:
+        """Folders that the suite's code comes from: its own, and the property suite's support below ``tests``."""
+        shared = self.root / "tests" / "compat"
+        others = (shared, self.root / "tests" / "gpu") if "gpu" in self.suite.parts else (shared,)
+        inside = self.suite.is_relative_to(self.root / "tests")
+        return tuple(dict.fromkeys((self.suite, *(o for o in others if inside and o.is_dir()))))
+
+    @property
+    def matrix_file(self) -> Path:
+        """The cells."""
+        return self.data / "matrix.toml"
+
+    @property
+    def expectations_file(self) -> Path:
+        """The declared failures and skips."""
+        return self.data / "expectations.toml"
+
+    @property
+    def releases_file(self) -> Path:
+        """What the package index offers, as committed."""
+        return self.data / "releases.json"
+
+    @property
+    def contracts(self) -> Path:
+        """Folder of the committed contracts."""
+        return self.data / "contracts"
+
+    @property
+    def rules(self) -> Path:
+        """Folder of the rules."""
+        return self.data / "rules"
+
+    @property
+    def kept_results(self) -> tuple[Path, ...]:
+        """Folders whose reports may name a baseline: the latest run, and the results that the project commits."""
+        return (self.reports / "latest", *sorted((self.root / "docs" / "results").glob("*")))
