@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import harness_builders as build
 import pytest
-from harness_project import NOW, Recorder, config, passing_suite
+from harness_project import passing_suite, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +16,6 @@ from mcore_compat.files.scrub import Scrubber
 from mcore_compat.files.untrusted import UnusableFileError, printable, read_bounded
 from mcore_compat.judge import cell as judge
 from mcore_compat.judge.cell import judge_cell
-from mcore_compat.pipeline import session
-from mcore_compat.pipeline.session import execute, prepare
 from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
 from mcore_compat.verdicts import Verdict
@@ -178,7 +176,7 @@ def test_an_error_of_the_judge_is_the_result_of_the_cell(monkeypatch):
     assert "KeyError" in result.reason
 
 
-def test_one_odd_message_costs_one_cell(project, monkeypatch):
+def test_one_odd_message_costs_one_cell(project):
     def suite(cell, environment, options, out, *rest):
         if cell.id != "0.18.0":
             return passing_suite(cell, environment, options, out, *rest)
@@ -186,8 +184,7 @@ def test_one_odd_message_costs_one_cell(project, monkeypatch):
         lines = build.log_lines(outcomes={build.CHECKS[0]: "failed"}, messages={build.CHECKS[0]: HOSTILE})
         return build.suite_run(lines, facts=build.suite_facts(cell.megatron_core, mode=cell.expected_mode))
 
-    monkeypatch.setattr(session, "run_suite", suite)
-    report = execute(prepare(config(project), os.environ, NOW), Recorder())
+    report, _ = run(project, suite=suite)
     assert [cell.verdict for cell in report.cells] == [Verdict.BREAK, Verdict.OK, Verdict.OK]
     assert report.model_dump_json().encode("utf-8")
 
