@@ -1,7 +1,8 @@
-"""Fused per-token log-probs and entropy for Megatron's models, without the ``[tokens, vocab]`` logits.
+"""Fused per-token log-probs and entropy for Megatron-Core models, without the ``[tokens, vocab]`` logits.
 
-One code path in two installations: through the ``output_processor`` hook where a megatron-core has it, and
-through the deferred head everywhere else. See :func:`patch_fused_forward` and :func:`call_fused_forward`.
+The same computation runs in two modes: through Megatron's ``output_processor`` hook on releases that have it, and
+through a deferred output layer everywhere else. Start with :func:`patch_fused_forward` and
+:func:`call_fused_forward`.
 """
 
 from mcore_fused.errors import (
@@ -11,6 +12,7 @@ from mcore_fused.errors import (
     ForeignPatchError,
     FusionDidNotRunError,
     MCoreFusedError,
+    McoreFusedError,
     ModeError,
     PackingError,
     PatchOrderError,
@@ -18,6 +20,7 @@ from mcore_fused.errors import (
     UnsupportedConfigError,
     UnsupportedModelError,
     UnsupportedOutputLayerError,
+    UnusableHookWarning,
 )
 from mcore_fused.evidence import FusedForwardEvidence
 from mcore_fused.frameworks.forward import (
@@ -74,6 +77,7 @@ __all__ = [
     "FusionDidNotRunError",
     "KernelLaunches",
     "MCoreFusedError",
+    "McoreFusedError",
     "ModeError",
     "PackingError",
     "PackingLayout",
@@ -85,6 +89,7 @@ __all__ = [
     "UnsupportedConfigError",
     "UnsupportedModelError",
     "UnsupportedOutputLayerError",
+    "UnusableHookWarning",
     "build_fused_schedule_plan",
     "call_fused_forward",
     "forward_model_gen",

@@ -1,7 +1,7 @@
-"""Typed errors of mcore_fused: each names the object, the version it was met on, and the next step.
+"""Typed errors of mcore_fused. Each names the object, the megatron-core version, and the next step.
 
-A caller catches :class:`MCoreFusedError` for all of them. Argument errors are also ``ValueError`` or
-``TypeError``, so that code which knows nothing of this package still sees what it expects.
+:class:`McoreFusedError` is the root of all of them. Argument errors are also ``ValueError`` or ``TypeError``, so
+that code without knowledge of this package handles them as usual.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = [
     "ForeignPatchError",
     "FusionDidNotRunError",
     "MCoreFusedError",
+    "McoreFusedError",
     "ModeError",
     "PackingError",
     "PatchOrderError",
@@ -23,12 +24,13 @@ __all__ = [
     "UnsupportedConfigError",
     "UnsupportedModelError",
     "UnsupportedOutputLayerError",
+    "UnusableHookWarning",
 ]
 
 
 @functools.cache
 def megatron_version() -> str:
-    """The installed megatron-core as a label for messages; never used to decide behaviour."""
+    """Return the installed megatron-core as a label for messages; it never decides behaviour."""
     try:
         return f"megatron-core {metadata.version('megatron-core')}"
     except metadata.PackageNotFoundError:
@@ -36,26 +38,27 @@ def megatron_version() -> str:
 
 
 def qualified_name(thing: object) -> str:
-    """``module.QualName`` of a class, function or of an instance's class."""
+    """Return ``module.QualName`` of a class or function, or of the class of an instance."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
 
 
 def _sentence(text: str) -> str:
-    """The text without blanks around it, with a full stop unless it ends in a mark of its own."""
+    """Return the text without surrounding blanks, and with a full stop if it has no final mark."""
     text = text.strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-class MCoreFusedError(Exception):
+class McoreFusedError(Exception):
     """Root of this package's errors: one sentence about the problem, then one about what to do.
 
-    Both sentences end in a full stop, which is added if a caller left it out.
+    Both sentences end in a full stop, which is added if a caller left it out. Also available under the name
+    ``MCoreFusedError``.
 
     Attributes:
-        problem: what was met, naming the object.
+        problem: what is wrong, naming the object.
         next_step: what the caller can do about it.
-        version: the installed megatron-core as a label, or None if Megatron plays no part.
+        version: the installed megatron-core, or None if Megatron is not involved.
     """
 
     def __init__(self, problem: str, next_step: str, *, about_megatron: bool = True) -> None:
@@ -69,26 +72,30 @@ class MCoreFusedError(Exception):
         return (_rebuild, (type(self), self.problem, self.next_step, self.version is not None))
 
 
-def _rebuild(kind: type[MCoreFusedError], problem: str, next_step: str, about_megatron: bool) -> MCoreFusedError:
+MCoreFusedError = McoreFusedError
+"""The root class under the name of earlier releases; both names stay."""
+
+
+def _rebuild(kind: type[McoreFusedError], problem: str, next_step: str, about_megatron: bool) -> McoreFusedError:
     return kind(problem, next_step, about_megatron=about_megatron)
 
 
-class CallArgumentError(MCoreFusedError, ValueError):
+class CallArgumentError(McoreFusedError, ValueError):
     """An argument has an impossible value: shape, temperature, reduction, label."""
 
     def __init__(self, problem: str, next_step: str, *, about_megatron: bool = False) -> None:
         super().__init__(problem, next_step, about_megatron=about_megatron)
 
 
-class CallTypeError(MCoreFusedError, TypeError):
+class CallTypeError(McoreFusedError, TypeError):
     """An argument has the wrong type or dtype."""
 
     def __init__(self, problem: str, next_step: str, *, about_megatron: bool = False) -> None:
         super().__init__(problem, next_step, about_megatron=about_megatron)
 
 
-class UnsupportedModelError(MCoreFusedError):
-    """No fused forward can be given to this model: unknown wrapper, unknown class, no reachable head."""
+class UnsupportedModelError(McoreFusedError):
+    """The model cannot be patched: unknown wrapper, unknown class, or no reachable head."""
 
 
 class UnsupportedOutputLayerError(UnsupportedModelError):
@@ -96,32 +103,36 @@ class UnsupportedOutputLayerError(UnsupportedModelError):
 
 
 class UnsupportedConfigError(UnsupportedModelError):
-    """A configuration asks for something that the fused path would bypass."""
+    """The configuration asks for something that the fused path would bypass."""
 
 
-class ModeError(MCoreFusedError):
-    """A mode was asked for that this model does not have, or its promise could not be proved."""
+class ModeError(McoreFusedError):
+    """The requested mode is not available on this model, or it could not be verified."""
 
 
-class ForeignPatchError(MCoreFusedError):
-    """Somebody else has replaced ``forward`` on this instance."""
+class ForeignPatchError(McoreFusedError):
+    """Another patch has replaced ``forward`` on this instance."""
 
 
-class PatchOrderError(MCoreFusedError):
-    """Our patch is not the outermost any more, so removing it would remove another's."""
+class PatchOrderError(McoreFusedError):
+    """Another patch was installed on top, so that removing this one would remove the other."""
 
 
-class FusionDidNotRunError(MCoreFusedError):
-    """Fusion was asked for, the model returned, and the fused head never ran."""
+class FusionDidNotRunError(McoreFusedError):
+    """Fusion was requested, and the fused head did not run exactly once."""
 
 
-class DeferredLogitsError(MCoreFusedError, TypeError):
-    """The model did something to the logits that the fused path does not know."""
+class DeferredLogitsError(McoreFusedError, TypeError):
+    """The model applied an operation to its logits that the fused path does not support."""
 
 
 class PackingError(CallArgumentError):
-    """A packing layout is impossible or does not belong to the tensor it is given."""
+    """A packing layout is impossible, or does not match the tensor that it is used with."""
 
 
-class RegistryError(MCoreFusedError, LookupError):
-    """No fused forward is registered for this architecture, or several are."""
+class RegistryError(McoreFusedError, LookupError):
+    """The architecture is not named, is ambiguous, or conflicts with its registration."""
+
+
+class UnusableHookWarning(UserWarning):
+    """A model declares the ``output_processor`` hook, and it cannot be used; legacy mode is used instead."""

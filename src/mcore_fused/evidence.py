@@ -1,7 +1,7 @@
-"""Counters that prove what ran. Every fused call leaves evidence; a promise without evidence is no proof.
+"""Counters of what ran. Every fused call increments them, so that fusion can be verified and not only requested.
 
-Counters live outside the model, keyed weakly by its output layer, so that nothing of ours is found in
-``vars(model)``, in a pickle, or in a deep copy.
+Counters are kept outside the model, keyed weakly by its output layer. They appear neither in ``vars(model)`` nor in a
+pickle or a deep copy, and they do not keep a model alive.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["FusedForwardEvidence"]
 
 @dataclass(frozen=True)
 class FusedForwardEvidence:
-    """What has run on one model (or, summed, in this process) so far.
+    """What has run so far, on one model or in this process.
 
     Attributes:
-        hook_calls: fused calls that arrived through Megatron's own ``output_processor`` hook.
-        deferred_head_calls: fused calls that arrived through the deferred head (legacy mode).
-        kernel_launches: runs of the fused linear-cross-entropy, MTP losses included.
-        unfused_fallbacks: calls that asked for fusion and got stock logits because there were no labels.
+        hook_calls: fused calls through Megatron's own ``output_processor`` hook.
+        deferred_head_calls: fused calls through the deferred head (legacy mode).
+        kernel_launches: runs of the fused linear cross entropy, including MTP losses.
+        unfused_fallbacks: calls that requested fusion without labels and returned stock logits.
         unknown_keywords: keywords of the hook that this version of the library does not know.
     """
 
@@ -45,22 +45,22 @@ def _add(evidence: FusedForwardEvidence, counts: dict[str, int], keywords: froze
 
 
 def record(layer: nn.Module, *, unknown_keywords: frozenset[str] = frozenset(), **counts: int) -> None:
-    """Add counts to the evidence of the model that owns ``layer`` and of the process."""
+    """Add counts to the evidence of the model that owns ``layer``, and to that of the process."""
     global _process  # noqa: PLW0603 - one process-wide counter is what this module is for
     with _lock:
         _by_layer[layer] = _add(_by_layer.get(layer, FusedForwardEvidence()), counts, unknown_keywords)
         _process = _add(_process, counts, unknown_keywords)
 
 
-def of_layer(layer: nn.Module | None) -> FusedForwardEvidence:
-    """Evidence of the model that owns ``layer``; all zero for a stage without a head."""
+def evidence_for(layer: nn.Module | None) -> FusedForwardEvidence:
+    """Return the evidence of the model that owns ``layer``; all zero for a stage without a head."""
     if layer is None:
         return FusedForwardEvidence()
     with _lock:
         return _by_layer.get(layer, FusedForwardEvidence())
 
 
-def of_process() -> FusedForwardEvidence:
-    """Evidence of all models of this process, also of those that are gone."""
+def process_evidence() -> FusedForwardEvidence:
+    """Return the evidence of all models of this process, including those that no longer exist."""
     with _lock:
         return _process

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree
 
-from mcore_fused.errors import CallArgumentError, CallTypeError
+from mcore_fused.errors import CallArgumentError, CallTypeError, qualified_name
 
 __all__ = ["FusedForwardOutput", "FusedOutputProcessorContext"]
 
 
 @dataclass
 class FusedForwardOutput:
-    """Result of a fused forward on the stage that owns the head.
+    """Result of a fused forward on the pipeline stage that owns the head.
 
-    A dataclass, not a named tuple: Megatron's ``Float16Module`` rebuilds tuples and lists and would lose the
-    field names (megatron-core 0.12 to 0.19, ``transformer/module.py``); everything else passes through as it
-    is, therefore both outputs are already fp32 here.
+    This is a dataclass and not a named tuple because Megatron's ``Float16Module`` rebuilds tuples and lists and
+    would lose the field names (``transformer/module.py``, megatron-core 0.12 to 0.19). It passes other objects
+    through unchanged, so both outputs are already at least fp32.
 
     Attributes:
         log_probs: ``[batch, seq]``, fp32 (float64 in a float64 model): log-probability of each label under
-            ``softmax(scale * logits / temperature)``; 0 where the label is the ignore index.
-        entropy: ``[batch, seq]``, same dtype: entropy of that distribution in nats; 0 where ignored.
+            ``softmax(scale * logits / temperature)``; 0 at ignored labels.
+        entropy: ``[batch, seq]``, same dtype: entropy of that distribution in nats; 0 at ignored labels.
         hidden_states: ``[seq, batch, hidden]`` after the final norm (sharded along seq under sequence
-            parallelism), only when the context asked for it.
+            parallelism), only if the context asked for it.
     """
 
     log_probs: torch.Tensor
@@ -34,8 +34,8 @@ class FusedForwardOutput:
     hidden_states: torch.Tensor | None = None
 
 
-# FSDP2 looks for the tensors of its root's output by torch's own walk; one that it does not find gets no
-# pre-backward hook, and a root that has freed its weights after the forward would not gather them again.
+# FSDP2 finds the tensors in its root's output by torch's pytree. A tensor that it does not find gets no pre-backward
+# hook, and a root that has freed its weights after the forward would not gather them again.
 _pytree.register_pytree_node(
     FusedForwardOutput,
     lambda output: ([output.log_probs, output.entropy, output.hidden_states], None),
@@ -45,22 +45,18 @@ _pytree.register_pytree_node(
 
 @dataclass(frozen=True)
 class FusedOutputProcessorContext:
-    """Per-call settings of the fused head; one object per micro-batch, never shared between them.
+    """Settings of a fused call.
 
     Attributes:
-        temperature: finite float above 0, or a tensor ``[batch, seq]`` packed exactly as the labels are.
+        temperature: finite float above 0, or a tensor ``[batch, seq]`` packed in the same way as the labels.
         ignore_index: label whose log-prob, entropy and gradient are exactly 0.
-        vocab_size: real vocabulary size when the head is padded; the padded columns are left out. ``None``
-            counts every column, as stock Megatron does.
-        logits_budget_bytes: memory the kernel may keep from forward to save recomputation in backward.
+        vocab_size: real vocabulary size if the head is padded; padded columns are excluded. ``None`` includes
+            every column, as stock Megatron does.
+        logits_budget_bytes: memory that the kernel may keep from forward to backward to avoid recomputation.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`mcore_fused.linear_cross_entropy`.
         return_hidden_states: keep the hidden states in the output (keeps that activation alive).
         single_tensor: return one tensor ``[2, batch, seq]`` (log-probs, entropy) instead of the dataclass;
-            the 1F1B schedule plan can carry nothing else between its nodes.
-        runs: receipts: the head appends its installation ("hook" or "legacy") each time it has run with this
-            context, so that a caller can prove that it did.
-        labels: the caller's own labels, where every wrapper hands them on unchanged; the head compares what the
-            model hands over with them.
+            the 1F1B schedule plan passes only single tensors between its nodes.
 
     Raises:
         CallArgumentError: temperature is not finite, or not above 0.
@@ -74,22 +70,54 @@ class FusedOutputProcessorContext:
     backend: str = "auto"
     return_hidden_states: bool = False
     single_tensor: bool = False
-    runs: list[str] = field(default_factory=list, compare=False, repr=False)
-    labels: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
 
 
-class CarriedContext:
-    """A context on its way through wrappers that rebuild dataclasses and round the tensors inside (FSDP2's casts)."""
+class FusedCall:
+    """One fused call on its way through the model. Internal; callers pass :class:`FusedOutputProcessorContext`.
 
-    def __init__(self, context: FusedOutputProcessorContext) -> None:
-        self.context = context
+    This is a plain class because FSDP2 rebuilds dataclasses among a model's inputs and casts the tensors in them.
+
+    Attributes:
+        settings: settings of the call.
+        labels: the caller's labels if every wrapper passes them on unchanged, else None; the head compares them
+            with the labels that the model hands over.
+        receipts: the head appends its mode ("hook" or "legacy") each time it has run for this call.
+    """
+
+    def __init__(self, settings: FusedOutputProcessorContext, labels: torch.Tensor | None = None) -> None:
+        self.settings = settings
+        self.labels = labels
+        self.receipts: list[str] = []
+
+    @classmethod
+    def from_context(cls, context: object) -> FusedCall:
+        """Return the call of an ``output_processor_context``; None means the default settings.
+
+        Raises:
+            CallTypeError: the context has another type.
+        """
+        if isinstance(context, FusedCall):
+            return context
+        if context is None:
+            return cls(FusedOutputProcessorContext())
+        if not isinstance(context, FusedOutputProcessorContext):
+            raise CallTypeError(
+                f"output_processor_context is a {qualified_name(context)}.",
+                "pass a mcore_fused.FusedOutputProcessorContext.",
+            )
+        return cls(context)
 
 
 def check_temperature(temperature: object) -> None:
-    """Refuse what is not a temperature; values inside a tensor are checked by the kernel, on its device."""
+    """Check the type and range of a temperature; the kernel checks the values of a tensor on its device.
+
+    Raises:
+        CallArgumentError: a number that is not finite, or not above 0.
+        CallTypeError: neither a number nor a floating tensor.
+    """
     if isinstance(temperature, torch.Tensor):
         if not temperature.is_floating_point():
             raise CallTypeError(

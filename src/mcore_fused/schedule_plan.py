@@ -1,31 +1,32 @@
-"""The 1F1B schedule plan (expert-parallel overlap): fused outputs from its post-process node.
+"""Fused outputs from the 1F1B schedule plan (expert-parallel overlap).
 
-``GPTModel.build_schedule_plan`` (megatron-core 0.14 and later) cuts a forward into nodes that run later and
-interleaved with another micro-batch's backward. The last node calls ``_postprocess`` and keeps one tensor:
-``ScheduleNode`` asks for ``requires_grad`` of a single result, so a dataclass fails there. The fused outputs
-therefore travel as one tensor ``[2, batch, seq]``: log-probs, then entropy.
+``GPTModel.build_schedule_plan`` (megatron-core 0.14 and later) cuts a forward into nodes that run later, interleaved
+with another micro-batch's backward. The last node calls ``_postprocess`` and keeps one tensor: ``ScheduleNode`` reads
+``requires_grad`` of a single result, so a dataclass fails there. The fused outputs therefore form one tensor
+``[2, batch, seq]``: log-probs, then entropy.
 
-From 0.18 the plan carries the hook's processor itself. Before, and in forced legacy mode, the head is deferred
-while that one node runs; the plan belongs to one micro-batch, so nothing has to be taken back.
+From 0.18 on the plan carries the hook's processor itself. Before, and in forced legacy mode, the head is deferred
+while that one node runs. The plan belongs to one micro-batch, so nothing has to be removed afterwards.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import replace as with_fields
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mcore_fused.errors import FusionDidNotRunError, ModeError, UnsupportedConfigError, qualified_name
-from mcore_fused.head.supported import head_of
-from mcore_fused.model.instance_attribute import own_attribute
+from mcore_fused.head.supported import get_head
+from mcore_fused.model.instance import own_attribute
+from mcore_fused.model.signature import forward_parameters
 from mcore_fused.model.unwrap import unwrap_model
+from mcore_fused.modes.deferral import run_with_deferred_head
 from mcore_fused.modes.hook import HOOK_PARAMETERS, fused_output_processor
-from mcore_fused.modes.legacy import LegacyForward, run_with_deferred_head
-from mcore_fused.outputs import FusedOutputProcessorContext
+from mcore_fused.modes.legacy import LegacyForward
+from mcore_fused.outputs import FusedCall, FusedOutputProcessorContext
 from mcore_fused.patch import is_patched
 
 __all__ = ["build_fused_schedule_plan"]
@@ -44,7 +45,7 @@ def build_fused_schedule_plan(
         model: a patched model chunk.
         *args: as the model's own ``build_schedule_plan``.
         temperature: float above 0, or ``[batch, seq]`` packed as the labels.
-        context: all settings in place of ``temperature``; made anew for this micro-batch.
+        context: all settings instead of ``temperature``.
         **kwargs: as the model's own ``build_schedule_plan``; ``labels`` must be given by name.
 
     Returns:
@@ -64,18 +65,19 @@ def build_fused_schedule_plan(
             f"{qualified_name(inner)} has no build_schedule_plan (GPTModel has it from megatron-core 0.14).",
             "switch overlap_moe_expert_parallel_comm off, or use a release and a model class that have it.",
         )
-    layer = head_of(inner)
+    layer = get_head(inner)
     labels = kwargs.get("labels")
     if layer is None or labels is None:
         return build(*args, **kwargs)
-    context = with_fields(context or FusedOutputProcessorContext(temperature=temperature), single_tensor=True, runs=[])
+    settings = context or FusedOutputProcessorContext(temperature=temperature)
+    call = FusedCall(replace(settings, single_tensor=True))
     if not isinstance(own_attribute(inner, "forward"), LegacyForward):
-        if not all(name in inspect.signature(build).parameters for name in HOOK_PARAMETERS):
+        if not all(name in forward_parameters(build) for name in HOOK_PARAMETERS):
             raise UnsupportedConfigError(
                 f"{qualified_name(inner)} has the hook in forward, and not in build_schedule_plan.",
                 'patch it with mode="legacy".',
             )
-        return build(*args, **kwargs, output_processor=fused_output_processor, output_processor_context=context)
+        return build(*args, **kwargs, output_processor=fused_output_processor, output_processor_context=call)
     plan = build(*args, **kwargs)
     node: Any = getattr(plan, "post_process", None)
     if not callable(getattr(node, "forward_func", None)):
@@ -83,7 +85,7 @@ def build_fused_schedule_plan(
             f"{qualified_name(plan)} has no post-process node with a forward_func.",
             "this megatron-core builds its plan in a new way; run without the overlap, and report the release.",
         )
-    node.forward_func = _FusedPostProcess(inner, layer, labels, context, node.forward_func)
+    node.forward_func = _FusedPostProcess(inner, layer, labels, call, node.forward_func)
     return plan
 
 
@@ -95,20 +97,19 @@ class _FusedPostProcess:
         model: nn.Module,
         layer: nn.Module,
         labels: torch.Tensor,
-        context: FusedOutputProcessorContext,
+        call: FusedCall,
         forward_func: Callable[..., Any],
     ) -> None:
-        self.call = (model, layer, labels, context)
+        self.arguments = (model, layer, labels, call)
         self.forward_func = forward_func
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the node.
 
         Raises:
-            FusionDidNotRunError: the node ended without asking the head for these labels' loss.
+            FusionDidNotRunError: the node did not ask the head for the loss of these labels exactly once.
         """
-        model, layer, labels, context = self.call
-        result = run_with_deferred_head(model, layer, labels, context, lambda: self.forward_func(*inputs))
+        result = run_with_deferred_head(*self.arguments, lambda: self.forward_func(*inputs))
         if not isinstance(result, torch.Tensor):
             raise FusionDidNotRunError(
                 f"the post-process node returned a {qualified_name(result)}, not one tensor.",

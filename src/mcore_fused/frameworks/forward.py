@@ -78,7 +78,7 @@ class PaddedForward(Protocol):
         Raises:
             PackingError: the tensors do not describe one batch.
             CallTypeError: the model cannot take one of the inputs.
-            MCoreFusedError: see :func:`mcore_fused.patch_fused_forward` and :func:`mcore_fused.call_fused_forward`.
+            McoreFusedError: see :func:`mcore_fused.patch_fused_forward` and :func:`mcore_fused.call_fused_forward`.
         """
 
 
@@ -124,7 +124,7 @@ class NoPaddingForward(Protocol):
             PackingError: the tensors do not describe one batch.
             CallTypeError: the model cannot take one of the inputs.
             UnsupportedConfigError: the release cannot carry the layout.
-            MCoreFusedError: see :func:`mcore_fused.patch_fused_forward` and :func:`mcore_fused.call_fused_forward`.
+            McoreFusedError: see :func:`mcore_fused.patch_fused_forward` and :func:`mcore_fused.call_fused_forward`.
         """
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from mcore_fused.errors import FusionDidNotRunError, UnsupportedConfigError, qualified_name
-from mcore_fused.head.supported import head_of
-from mcore_fused.head.tensor_parallel_group import tensor_parallel_group
-from mcore_fused.model.instance_attribute import replaced
-from mcore_fused.model.model_lock import lock_of
+from mcore_fused.head.supported import get_head
+from mcore_fused.head.tensor_parallel import tensor_parallel_group
+from mcore_fused.model.instance import get_lock, replaced
 from mcore_fused.model.unwrap import unwrap_model
 from mcore_fused.outputs import FusedForwardOutput
 from mcore_fused.packing import IGNORE_INDEX
@@ -90,7 +89,7 @@ def _logits_beside_mtp(
     whatever the caller masked. With labels the model returns its loss in place of logits; so for the one call, on this
     instance, its loss method returns the logits that it is given for these labels.
     """
-    with lock_of(inner):
+    with get_lock(inner):
         reading = _LogitsForLoss(inner, labels)
         with replaced(inner, "compute_language_model_loss", reading):
             result: torch.Tensor = _first(model(labels=labels, **keywords))
@@ -121,7 +120,7 @@ class _LogitsForLoss:
 
 def _whole_vocabulary(logits: torch.Tensor, model: nn.Module) -> torch.Tensor:
     """Gather vocabulary-sharded logits; a layer that gathers its own output is left alone."""
-    layer: Any = head_of(model)
+    layer: Any = get_head(model)
     group = tensor_parallel_group(layer)
     if group is None or logits.shape[-1] == layer.output_size:
         return logits

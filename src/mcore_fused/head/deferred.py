@@ -1,10 +1,10 @@
-"""Deferred logits: what the output layer returns while its product is not wanted.
+"""Deferred logits: what the output layer returns when its product is deferred.
 
-Upstream's forward runs unchanged, calls its output layer, may scale the result (MuP) and hands it to
-``compute_language_model_loss``. The handle carries the call's arguments along that way. Any other operation on
-it means that upstream has changed, and raises at the line that did it.
+Upstream's forward runs unchanged: it calls the output layer, may scale the result (MuP), and passes it to
+``compute_language_model_loss``. The handle carries the arguments of the call to that point. Any other operation on it
+means that upstream has changed, and raises at the line that caused it.
 
-The deferred call runs none of the layer's hooks; they run once, around the computation that takes its place
+The deferred call runs none of the layer's hooks. They run once, around the computation that replaces the product
 (:mod:`mcore_fused.head.layer_call`), because DDP's ``overlap_param_gather`` and FSDP gather the weight there.
 """
 
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from mcore_fused.errors import DeferredLogitsError
-from mcore_fused.head.layer_call import Compute, StandIn, in_layer_call, standing_in, weight_of
-from mcore_fused.head.tensor_parallel_group import tensor_parallel_group
+from mcore_fused.head.layer_call import Compute, ForwardOverride, call_with_layer_hooks, get_weight, override_forward
+from mcore_fused.head.tensor_parallel import tensor_parallel_group
 from mcore_fused.head.vocab_argmax import vocabulary_maximum
-from mcore_fused.model.instance_attribute import own_attribute
+from mcore_fused.model.instance import own_attribute
 
 __all__ = ["DeferredForward", "DeferredLogits", "deferred_output_layer"]
 
@@ -38,9 +38,11 @@ class DeferredLogits:
         layer: the output layer that was called.
         sequence_parallel: the layer's own flag at the time of the call.
         runtime_gather_output: as the model passed it.
-        gathered: the caller or the layer wanted the logits of all tensor-parallel ranks.
+        gathered: the caller or the layer asked for the logits of all tensor-parallel ranks.
         scale: product of all numbers the logits were multiplied by.
-        payload: what a pickle of the handle holds in its place; set by whoever knows the labels.
+        payload: computes what a pickle of the handle contains instead of logits; None refuses pickling.
+        result: computes what a model without labels returns instead of ``[batch, seq, vocab]`` logits; None refuses
+            the transposition with which the model would return them.
     """
 
     hidden: torch.Tensor
@@ -51,11 +53,12 @@ class DeferredLogits:
     gathered: bool = False
     scale: float = 1.0
     payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
+    result: Callable[[DeferredLogits], Any] | None = None
 
-    def computed(self, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
-        """``compute(hidden, weight)`` inside a call of the layer, with hidden states and weight as stock sees them."""
+    def call_with_layer_hooks(self, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run ``compute(hidden, weight)`` inside a call of the layer, with the inputs that the stock forward gets."""
         arguments = {"weight": self.weight, "runtime_gather_output": self.runtime_gather_output}
-        return in_layer_call(self.layer, compute, self.hidden, arguments)
+        return call_with_layer_hooks(self.layer, compute, self.hidden, arguments)
 
     def __mul__(self, factor: object) -> DeferredLogits:
         if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
@@ -67,15 +70,22 @@ class DeferredLogits:
     __rmul__ = __mul__
 
     def __reduce__(self) -> tuple[type[dict[str, torch.Tensor]], tuple[dict[str, torch.Tensor]]]:
-        # Megatron's config logger saves the logits with torch.save; there are none, so it saves what replaces them.
+        # Megatron's config logger saves the logits with torch.save; without logits it saves what replaces them.
         if self.payload is None:
             self._refuse("pickling")
         return dict, (self.payload(self),)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)  # protocol look-ups (copy, pickle, numpy) must get their usual answer
-        self._refuse(f"attribute or method {name!r}")
+        if name == "transpose" and self.result is not None:
+            return self._transpose
+        return self._refuse(f"attribute or method {name!r}")
+
+    def _transpose(self, *dims: int) -> _TransposedLogits:
+        if dims != (0, 1) or self.result is None:
+            self._refuse(f"transposition of dimensions {dims}")
+        return _TransposedLogits(self, self.result)
 
     def max(self, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Largest logit and its column over this rank's vocabulary; MTP's acceptance count asks for it (0.19)."""
@@ -84,13 +94,15 @@ class DeferredLogits:
             self._refuse(f"max over dimension {dim} of {'gathered' if self.gathered else 'sharded'} logits")
         over = group if self.sequence_parallel else None
         with torch.no_grad():
-            return self.computed(lambda hidden, weight: vocabulary_maximum(hidden, weight, self.scale, over))
+            return self.call_with_layer_hooks(
+                lambda hidden, weight: vocabulary_maximum(hidden, weight, self.scale, over)
+            )
 
     def size(self, dim: int) -> int:
         """Number of columns of this rank's shard, the one size that upstream asks for (0.19)."""
         if dim not in (-1, 2):
             self._refuse(f"size of dimension {dim}")
-        return (self.weight if self.weight is not None else weight_of(self.layer)).shape[0]
+        return (self.weight if self.weight is not None else get_weight(self.layer)).shape[0]
 
     @classmethod
     def __torch_function__(
@@ -105,7 +117,7 @@ class DeferredLogits:
     @staticmethod
     def _refuse(operation: str) -> NoReturn:
         raise DeferredLogitsError(
-            f"the model applied an operation to its logits that the fused head does not know: {operation}.",
+            f"the model applied an unsupported operation to its logits: {operation}.",
             "this megatron-core transforms logits in a new way; run unfused, and report the traceback's line.",
         )
 
@@ -128,12 +140,38 @@ for _operator in _REFUSED_OPERATORS.split():
 DeferredLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-class DeferredForward(StandIn):
-    """Stands in for one output layer's ``forward`` during one call."""
+class _TransposedLogits:
+    """Deferred logits on their way out of a model that was called without labels: made contiguous and returned."""
 
-    def __init__(self, layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None) -> None:
+    def __init__(self, logits: DeferredLogits, result: Callable[[DeferredLogits], Any]) -> None:
+        self._logits = logits
+        self._result = result
+
+    def contiguous(self) -> Any:
+        """Return what the model returns instead of logits."""
+        return self._result(self._logits)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        raise DeferredLogitsError(
+            f"the model applied an unsupported operation to its logits: {name!r} after the transposition.",
+            "this megatron-core returns its logits in a new way; run unfused, and report the traceback's line.",
+        )
+
+
+class DeferredForward(ForwardOverride):
+    """Replaces the ``forward`` of one output layer during one call."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None,
+        result: Callable[[DeferredLogits], Any] | None = None,
+    ) -> None:
         super().__init__(layer)
         self.payload = payload
+        self.result = result
 
     def __call__(
         self,
@@ -142,7 +180,7 @@ class DeferredForward(StandIn):
         runtime_gather_output: bool | None = None,
         **unknown: object,
     ) -> tuple[DeferredLogits, None]:
-        """Return the handle and no bias, in the stock layer's shape of result."""
+        """Return the handle and no bias, as the stock layer returns logits and bias."""
         meaningful = sorted(name for name, value in unknown.items() if value is not None)
         if meaningful:
             raise DeferredLogitsError(
@@ -163,25 +201,34 @@ class DeferredForward(StandIn):
             runtime_gather_output=runtime_gather_output,
             gathered=bool(gathered),
             payload=self.payload,
+            result=self.result,
         ), None
 
 
 @contextlib.contextmanager
 def deferred_output_layer(
-    layer: nn.Module, payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None
+    layer: nn.Module,
+    payload: Callable[[DeferredLogits], dict[str, torch.Tensor]] | None = None,
+    result: Callable[[DeferredLogits], Any] | None = None,
 ) -> Iterator[None]:
-    """For the duration, calling ``layer`` returns :class:`DeferredLogits`; only this instance is touched."""
-    deferred = DeferredForward(layer, payload)
-    with standing_in(layer, deferred, call=deferred):
+    """For the duration of the context, calling this layer instance returns :class:`DeferredLogits`.
+
+    Args:
+        layer: the output layer.
+        payload: see :class:`DeferredLogits`.
+        result: see :class:`DeferredLogits`.
+    """
+    deferred = DeferredForward(layer, payload, result)
+    with override_forward(layer, deferred, call=deferred):
         yield
 
 
 @contextlib.contextmanager
 def stock_output_layer(layer: nn.Module) -> Iterator[None]:
-    """Inside a deferred call, give the layer its own forward back (a stock forward nested in a fused one)."""
+    """Inside a deferred call, restore the layer's own forward (for a stock forward nested in a fused one)."""
     deferred = own_attribute(layer, "forward")
-    if not isinstance(deferred, StandIn):
+    if not isinstance(deferred, ForwardOverride):
         yield
         return
-    with standing_in(layer, type(layer).forward.__get__(layer), call=deferred.call_before):
+    with override_forward(layer, type(layer).forward.__get__(layer), call=deferred.call_before):
         yield

@@ -13,9 +13,8 @@ from mcore_fused import evidence
 from mcore_fused.errors import CallArgumentError, CallTypeError, UnsupportedConfigError
 from mcore_fused.head.deferred import DeferredLogits
 from mcore_fused.head.fsdp import is_megatron_fsdp_weight
-from mcore_fused.head.sequence_parallel import gather_sequence, reduce_gradient
 from mcore_fused.head.supported import check_weight
-from mcore_fused.head.tensor_parallel_group import tensor_parallel_group
+from mcore_fused.head.tensor_parallel import gather_sequence, reduce_gradient, tensor_parallel_group
 from mcore_fused.kernel import linear_cross_entropy
 from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
 
@@ -100,7 +99,7 @@ def _run(
             gradient_accumulation_fusion=bool(getattr(layer, "gradient_accumulation_fusion", False)),
         )
 
-    log_probs, entropy = logits.computed(compute)
+    log_probs, entropy = logits.call_with_layer_hooks(compute)
     evidence.record(layer, kernel_launches=1)
     return log_probs.transpose(0, 1), entropy.transpose(0, 1)
 

@@ -1,12 +1,13 @@
-"""What the fused head may stand in for: a layer that computes ``hidden @ weight.T`` and nothing else.
+"""Which output layers the fused head can replace: those that compute ``hidden @ weight.T`` and nothing else.
 
-Everything is checked when a model is patched, before the first step: a head that does more than the product
-would otherwise lose that part without a word (LoRA on the head, bias, quantised weight, soft-capped logits).
+A head that does more than the product (LoRA on the head, bias, quantised weight, soft-capped logits) would lose that
+part silently. Everything is checked when a model is patched, and again in every fused call, because adapters, hooks
+and options are often added later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ from mcore_fused.errors import (
     qualified_name,
 )
 from mcore_fused.head.fsdp import is_shard, is_sharding_hook, owned_by_unit
-from mcore_fused.head.layer_call import StandIn, weight_of
-from mcore_fused.model.instance_attribute import own_attribute
+from mcore_fused.head.layer_call import ForwardOverride, get_weight
+from mcore_fused.head.product import check_product
+from mcore_fused.model.instance import own_attribute
 
-__all__ = ["check_head", "check_weight", "head_of"]
+__all__ = ["check_fused_call", "check_head", "check_weight", "get_head"]
 
 _STOCK_LAYER = "megatron.core.tensor_parallel.layers.ColumnParallelLinear"
-# Upstream's own subclass (its dev branch, August 2026): the stock product, unless it is called for the loss, which
-# happens only under the configuration that is refused here. Checks of the suite hold it against stock logits.
+# Upstream's own subclass (dev branch, August 2026). It computes the stock product unless it is called for the loss,
+# which happens only under the configuration that is refused here. The suite compares it with stock logits.
 _STOCK_UNLESS_ASKED = "megatron.core.transformer.linear_cross_entropy.LinearCrossEntropyModule"
 _LOSS = "compute_language_model_loss"
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -34,11 +36,11 @@ _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_softcap", "logits_soft_cap", "logit_scale", "logits_scaling")
 
 
-def head_of(model: nn.Module) -> nn.Module | None:
-    """The output layer of a stage that owns a head; None on the other pipeline stages.
+def get_head(model: nn.Module) -> nn.Module | None:
+    """Return the output layer of a stage that owns the head; None on the other pipeline stages.
 
     Raises:
-        UnsupportedOutputLayerError: the stage should have an output layer and has none under that name.
+        UnsupportedOutputLayerError: a last stage has no module named ``output_layer``.
     """
     if not model.post_process:
         return None
@@ -52,25 +54,46 @@ def head_of(model: nn.Module) -> nn.Module | None:
 
 
 def check_head(model: nn.Module, wrappers: Sequence[nn.Module] = ()) -> nn.Module | None:
-    """Check that the head of ``model`` is one the fused path equals, and return it (None without a head).
+    """Check that the fused path equals the head of ``model``, and return the head (None without one).
 
     Args:
         model: the language model.
         wrappers: the modules around it; one of them may be the FSDP unit that gathers the head's weight.
 
     Raises:
-        UnsupportedOutputLayerError: class, bias, adapter, hook or weight of the layer is not the stock kind.
+        UnsupportedOutputLayerError: class, bias, adapter, hook, option or weight of the layer is not the stock kind.
+        UnsupportedModelError: the loss method is not Megatron's own.
         UnsupportedConfigError: the configuration transforms logits outside the layer.
     """
-    layer = head_of(model)
+    layer = get_head(model)
     if layer is None:
         return None
     _check_layer(layer)
     if layer.weight is not None:
-        _check_own_weight(weight_of(layer), (layer, model, *wrappers))
-    _check_loss(model)
-    _check_config(model)
+        _check_own_weight(get_weight(layer), (layer, model, *wrappers))
+    _check_loss(getattr(model, _LOSS))
+    _check_config(model.config)
+    check_product(layer, next(model.parameters()) if layer.weight is None else get_weight(layer))
     return layer
+
+
+def check_fused_call(layer: nn.Module, config: object, loss: Callable[..., Any] | None) -> None:
+    """Check the head again in a fused call; costs a few attribute reads and no device access.
+
+    Args:
+        layer: the output layer of this call.
+        config: the model's configuration.
+        loss: the model's loss method, or None if it is not known.
+
+    Raises:
+        UnsupportedOutputLayerError: as :func:`check_head`, as for all that follow.
+        UnsupportedModelError: the loss method.
+        UnsupportedConfigError: the configuration.
+    """
+    _check_layer(layer)
+    if loss is not None:
+        _check_loss(loss)
+    _check_config(config)
 
 
 def _check_layer(layer: nn.Module) -> None:
@@ -78,56 +101,60 @@ def _check_layer(layer: nn.Module) -> None:
 
     def refuse(what: str, lost: str) -> UnsupportedOutputLayerError:
         return UnsupportedOutputLayerError(
-            f"output layer {qualified_name(layer)}: {what}; the fused head would lose {lost}.",
+            f"output layer {qualified_name(layer)}: {what}, and the fused head would lose {lost}.",
             f"run this model unfused, or give it a plain {_STOCK_LAYER}.",
         )
 
     if not isinstance(layer, ColumnParallelLinear) or not _is_stock_product(type(layer), ColumnParallelLinear):
         raise refuse("it has a forward of its own", "whatever that forward adds to the product")
     own_forward = own_attribute(layer, "forward")
-    if own_forward is not None and not isinstance(own_forward, StandIn):
+    if own_forward is not None and not isinstance(own_forward, ForwardOverride):
         raise refuse(f"its forward is replaced by {qualified_name(own_forward)}", "what the replacement does")
     if getattr(layer, "bias", None) is not None:
         raise refuse("it has a bias", "the bias")
-    if next(layer.children(), None) is not None:
+    if any(child is not None for child in layer._modules.values()):  # noqa: SLF001 - cheaper than children()
         names = ", ".join(f"{name} ({type(child).__name__})" for name, child in layer.named_children())
         raise refuse(f"it has submodules: {names}", "what they add (an adapter on the head gets no gradient)")
-    extra = sorted(name for name, value in layer.named_parameters(recurse=False) if name not in {"weight", "bias"})
+    parameters = layer._parameters.items()  # noqa: SLF001
+    extra = [name for name, value in parameters if value is not None and name not in {"weight", "bias"}]
     if extra:
         raise refuse(f"it has further parameters: {', '.join(extra)}", "their part of the product")
-    hooks = layer._forward_hooks.values()  # noqa: SLF001 - torch has no public way to ask
-    if not all(map(is_sharding_hook, hooks)):
+    # Torch has no public way to list hooks.
+    if not all(map(is_sharding_hook, layer._forward_hooks.values())):  # noqa: SLF001
         raise refuse("it has forward hooks, which expect logits", "what the hooks do")
+    if not all(map(is_sharding_hook, layer._backward_hooks.values())):  # noqa: SLF001
+        raise refuse("it has backward hooks, which expect the gradient of logits", "what the hooks do")
+    if not all(map(is_sharding_hook, layer._backward_pre_hooks.values())):  # noqa: SLF001
+        raise refuse("it has backward pre-hooks, which expect the gradient of logits", "what the hooks do")
     if isinstance(getattr(type(layer), "weight", None), property):
         raise refuse("its weight is a property", "what the property computes")
 
 
 def _is_stock_product(kind: type[nn.Module], stock: type[nn.Module]) -> bool:
-    """Whether calls of this class do what calls of the stock class do, by the class that its forward comes from."""
+    """Whether the class inherits its forward from the stock class, or from a known subclass of it."""
     owner = next(base for base in kind.__mro__ if "forward" in vars(base))
     return owner is stock or f"{owner.__module__}.{owner.__qualname__}" == _STOCK_UNLESS_ASKED
 
 
-def _check_loss(model: nn.Module) -> None:
-    """The loss method is replaced with the head, so it must be Megatron's own, which does nothing to the logits."""
-    own = own_attribute(model, _LOSS)
-    name = qualified_name(own if own is not None else getattr(type(model), _LOSS))
+def _check_loss(loss: Callable[..., Any]) -> None:
+    """The fused head replaces the loss method too, so it must be Megatron's own, which leaves logits unchanged."""
+    name = qualified_name(loss)
     if not name.startswith(("megatron.core.", "mcore_fused.")):
         raise UnsupportedModelError(
-            f"{_LOSS} of this {qualified_name(model)} is {name}; the fused head would lose what it does.",
-            "run this model unfused, or transform the logits nowhere but in the output layer's weight.",
+            f"the model's {_LOSS} is {name}, and the fused head would lose what it does.",
+            "run this model unfused, or transform the logits in the output layer's weight only.",
         )
 
 
 def _check_own_weight(weight: torch.Tensor, around: Sequence[nn.Module]) -> None:
-    """A shard is fine where a unit is seen that gathers it for the layer's call; there it is checked again."""
+    """Accept a shard if an FSDP unit gathers it for the layer's call; it is checked again inside that call."""
     if not is_shard(weight):
         check_weight(weight)
     elif not owned_by_unit(weight, around):
         raise UnsupportedOutputLayerError(
-            f"the head's weight is a {qualified_name(weight)}, and none of the modules handed over is an FSDP unit "
-            "that gathers it for a call of the head.",
-            "hand over the outermost module, the one given to fully_shard; shard the head in no other way.",
+            f"the head's weight is a {qualified_name(weight)}, and no module of the chain is an FSDP unit that gathers "
+            "it for a call of the head.",
+            "pass the outermost module, the one given to fully_shard, and do not shard the head in another way.",
         )
 
 
@@ -144,18 +171,17 @@ def check_weight(weight: torch.Tensor) -> None:
         )
 
 
-def _check_config(model: nn.Module) -> None:
-    config: Any = model.config
+def _check_config(config: Any) -> None:
     if getattr(config, "cross_entropy_loss_fusion", False) and config.cross_entropy_fusion_impl == "linear":
         raise UnsupportedConfigError(
-            f"config.cross_entropy_fusion_impl = 'linear' lets {qualified_name(model)} ask its output layer for the "
-            "loss in place of logits.",
-            "set cross_entropy_loss_fusion=False: the fused head takes its place, and MTP's losses are fused too.",
+            "config.cross_entropy_fusion_impl = 'linear' makes the model ask its output layer for the loss instead of "
+            "logits.",
+            "set cross_entropy_loss_fusion=False: the fused head replaces it, including MTP's losses.",
         )
     for name in _LOGIT_TRANSFORMS:
         value = getattr(config, name, None)
         if value not in (None, 0, 0.0, 1.0, False):
             raise UnsupportedConfigError(
-                f"config.{name} = {value!r} transforms the logits outside the output layer of {qualified_name(model)}.",
-                "run this model unfused; the fused head knows only MuP's output multiplier.",
+                f"config.{name} = {value!r} transforms the logits outside the output layer.",
+                "run this model unfused; the fused head supports MuP's output multiplier only.",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from mcore_fused.head.sequence_parallel import gather_sequence
+from mcore_fused.head.tensor_parallel import gather_sequence
 
 __all__ = ["vocabulary_maximum"]
 

@@ -127,7 +127,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return unwrap_chain(model).model
 
 
-def chunks_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+def get_chunks(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """A model or a list of virtual-pipeline chunks, as a tuple of chunks.
 
     Raises:

@@ -12,52 +12,55 @@ from typing import Any
 import torch
 
 from mcore_fused import evidence
-from mcore_fused.errors import CallTypeError, ModeError, UnsupportedConfigError, qualified_name
+from mcore_fused.errors import ModeError, UnsupportedConfigError, qualified_name
 from mcore_fused.head.config_logger import log_hook_payload
 from mcore_fused.head.deferred import DeferredLogits, deferred_output_layer
 from mcore_fused.head.fused import fused_head
-from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
+from mcore_fused.head.product import check_product
+from mcore_fused.head.supported import check_fused_call
+from mcore_fused.outputs import FusedCall, FusedForwardOutput
 
-__all__ = ["HOOK_KEYWORDS", "HOOK_PARAMETERS", "fused_output_processor"]
+__all__ = ["HOOK_KEYWORDS", "HOOK_PARAMETERS", "REQUIRED_KEYWORDS", "fused_output_processor"]
 
-# The parameters by which a forward promises the hook.
+# The parameters by which a forward declares the hook.
 HOOK_PARAMETERS = ("output_processor", "output_processor_context")
-# What 0.18.0 to 0.19.2 hand over, all by keyword; the first seven are what this processor cannot do without.
+# What 0.18.0 to 0.19.2 hand over, all by keyword; this processor needs the first seven.
 HOOK_KEYWORDS = (
     "hidden_states", "output_layer", "output_weight", "labels", "scale_logits", "context", "runtime_gather_output",
     "loss_mask", "input_ids", "position_ids", "attention_mask", "decoder_input", "inference_context",
     "packed_seq_params", "compute_language_model_loss", "config",
 )  # fmt: skip
-_REQUIRED = frozenset(HOOK_KEYWORDS[:7])
+REQUIRED_KEYWORDS = frozenset(HOOK_KEYWORDS[:7])
 
 
 def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
     """Turn the hook's hidden states into per-token log-probs and entropy.
 
     Pass it as ``output_processor=`` with a :class:`FusedOutputProcessorContext` as ``output_processor_context=``
-    (None means the defaults). Keywords that this library does not know are tolerated and recorded in the
-    evidence, because a new keyword must neither crash a training run nor be lost.
+    (None means the default settings). Unknown keywords are accepted and recorded in the evidence, so that a new
+    keyword of upstream neither ends a training run nor goes unnoticed.
 
     Returns:
         :class:`FusedForwardOutput`; without labels the stock logits ``[batch, seq, vocab shard]``.
 
     Raises:
-        ModeError: the hook no longer hands over something the fused head needs.
-        CallTypeError: the context is of another kind.
+        ModeError: the hook no longer hands over a keyword that the fused head needs.
+        CallTypeError: the context has another type.
+        UnsupportedModelError: (also its subclasses for output layer and config) the fused head would lose something.
         UnsupportedConfigError: an inference context is active.
     """
-    missing = sorted(_REQUIRED - hook.keys())
+    missing = sorted(REQUIRED_KEYWORDS - hook.keys())
     if missing:
         raise ModeError(
             f"the output_processor hook of this megatron-core no longer hands over {', '.join(missing)}.",
             'use patch_fused_forward(model, mode="legacy"), and report the release.',
         )
-    context = checked_context(hook["context"])
+    call = FusedCall.from_context(hook["context"])
     layer = hook["output_layer"]
     unknown = frozenset(name for name in hook if name not in HOOK_KEYWORDS)
     if hook.get("inference_context") is not None:
         raise UnsupportedConfigError(
-            "fused log-probs were asked for together with an inference context.",
+            "fused log-probs were requested together with an inference context.",
             "drop output_processor during generation; call the fused forward for training and log-prob passes.",
         )
     arguments = {"weight": hook["output_weight"], "runtime_gather_output": hook["runtime_gather_output"]}
@@ -66,6 +69,8 @@ def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
         logits, _ = layer(hook["hidden_states"], **arguments)
         stock: torch.Tensor = hook["scale_logits"](logits).transpose(0, 1).contiguous()
         return stock
+    check_fused_call(layer, hook.get("config"), hook.get("compute_language_model_loss"))
+    check_product(layer, hook["hidden_states"])
     with deferred_output_layer(layer):
         deferred, _ = layer(hook["hidden_states"], **arguments)
     deferred = hook["scale_logits"](deferred)
@@ -74,16 +79,16 @@ def fused_output_processor(**hook: Any) -> FusedForwardOutput | torch.Tensor:
             f"scale_logits returned a {qualified_name(deferred)} for deferred logits.",
             "this megatron-core scales its logits in a new way; run unfused, and report the release.",
         )
-    _check_same_labels(hook["labels"], context.labels)
-    output = fused_head(deferred, hook["labels"], context)
+    _check_same_labels(hook["labels"], call.labels)
+    output = fused_head(deferred, hook["labels"], call.settings)
     evidence.record(layer, hook_calls=1, unknown_keywords=unknown)
-    context.runs.append("hook")
+    call.receipts.append("hook")
     log_hook_payload(hook, output)
     return output
 
 
 def _check_same_labels(labels: Any, callers: torch.Tensor | None) -> None:
-    """The hook's labels are the caller's; their values are compared (on the host) only where the object is not."""
+    """Check that the hook's labels are the caller's; compares values on the host only if the objects differ."""
     if callers is None or labels is callers or not isinstance(labels, torch.Tensor):
         return
     if labels.shape != callers.shape or not bool((labels == callers.to(labels.device)).all()):
@@ -92,17 +97,3 @@ def _check_same_labels(labels: Any, callers: torch.Tensor | None) -> None:
             f"{tuple(callers.shape)}.",
             'use patch_fused_forward(model, mode="legacy"), and report the release.',
         )
-
-
-def checked_context(context: object) -> FusedOutputProcessorContext:
-    """The context of a call, by default when there is none; anything else is refused by its class."""
-    if context is None:
-        return FusedOutputProcessorContext()
-    if isinstance(context, CarriedContext):
-        return context.context
-    if not isinstance(context, FusedOutputProcessorContext):
-        raise CallTypeError(
-            f"output_processor_context is a {qualified_name(context)}.",
-            "pass a mcore_fused.FusedOutputProcessorContext.",
-        )
-    return context

@@ -1,46 +1,44 @@
-"""Legacy mode: a stand-in for one instance's ``forward`` that gives any model the hook's contract.
+"""Legacy mode: replace one instance's ``forward`` with one that accepts an output processor on any release.
 
-Upstream's forward is neither copied nor changed. For the duration of one call, on one instance, the output
-layer defers its product and ``compute_language_model_loss`` runs the fused head instead. Whatever else
-upstream's forward does (MTP and its loss, MuP, offloading, packed sequences) stays upstream's.
+Upstream's forward is neither copied nor changed. For the duration of one call, on one instance, the output layer
+defers its product and ``compute_language_model_loss`` runs the fused head. Everything else that upstream's forward
+does (MTP and its loss, MuP, offloading, packed sequences) is unchanged. Other output processors than the fused one get
+the keywords that the hook of megatron-core 0.18 hands over.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from mcore_fused import evidence
-from mcore_fused.errors import CallTypeError, FusionDidNotRunError, UnsupportedConfigError, qualified_name
-from mcore_fused.head.config_logger import fused_payload
-from mcore_fused.head.deferred import DeferredLogits, deferred_output_layer, stock_output_layer
-from mcore_fused.head.fused import fused_head, fused_loss
-from mcore_fused.head.supported import head_of
-from mcore_fused.model.instance_attribute import own_attribute, replaced
-from mcore_fused.model.model_lock import lock_of
-from mcore_fused.modes.hook import HOOK_PARAMETERS, checked_context, fused_output_processor
-from mcore_fused.outputs import FusedForwardOutput, FusedOutputProcessorContext
+from mcore_fused.errors import CallTypeError, UnsupportedConfigError
+from mcore_fused.head.supported import get_head
+from mcore_fused.model.instance import get_lock
+from mcore_fused.model.signature import arguments_by_name, forward_parameters, takes_any_keyword
+from mcore_fused.modes.deferral import run_with_deferred_head, run_with_processor, stock_head
+from mcore_fused.modes.hook import HOOK_PARAMETERS, fused_output_processor
+from mcore_fused.outputs import FusedCall, FusedOutputProcessorContext
 
-__all__ = ["LegacyForward", "run_with_deferred_head"]
+__all__ = ["LegacyForward"]
 
-_OURS = ("temperature", *HOOK_PARAMETERS)
-_LOSS = "compute_language_model_loss"
+_TEMPERATURE = "temperature"
 
 
 class LegacyForward:
     """Callable stored as ``forward`` on one model instance.
 
-    An object and not a closure: ``copy.deepcopy`` and ``pickle`` rebuild it around the copied model, so that a
-    copy computes with its own weights.
+    It is an object and not a closure so that ``copy.deepcopy`` and ``pickle`` rebuild it around the copied model, and
+    a copy computes with its own weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        forward_parameters(self.original)  # read when the model is patched, not in its first call
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -50,13 +48,14 @@ class LegacyForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The original's parameters, plus ours where it lacks them (callers inspect ``forward``)."""
+        """The parameters of the original, and those that this forward adds (callers inspect ``forward``)."""
         signature = inspect.signature(self.original)
         parameters = list(signature.parameters.values())
-        at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
-        parameters[at:at] = [
+        end = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        own = HOOK_PARAMETERS if _takes_temperature(signature.parameters) else (_TEMPERATURE, *HOOK_PARAMETERS)
+        parameters[end:end] = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in _OURS
+            for name in own
             if name not in signature.parameters
         ]
         return signature.replace(parameters=parameters)
@@ -64,148 +63,72 @@ class LegacyForward:
     def __call__(
         self,
         *args: Any,
-        temperature: float | torch.Tensor | None = None,
         output_processor: Callable[..., Any] | None = None,
         output_processor_context: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the model; fused when ``temperature`` or ``output_processor`` asks for it, stock otherwise.
+        """Run the model, with an output processor if one is given, and stock otherwise.
 
         Args:
             *args: as the model's own forward.
-            temperature: shorthand for the fused processor with this temperature.
             output_processor: a callable with the hook's contract (megatron-core 0.18, ``GPTModel.forward``).
-            output_processor_context: handed to the processor as ``context``.
-            **kwargs: as the model's own forward.
+            output_processor_context: passed to the processor as ``context``.
+            **kwargs: as the model's own forward. ``temperature`` is a shorthand for the fused processor with this
+                temperature, unless the model's own forward takes that argument.
 
         Returns:
-            :class:`FusedForwardOutput` on a stage with a head and with labels; otherwise what stock returns.
+            What the processor returns on a stage with a head; otherwise what stock returns.
 
         Raises:
-            FusionDidNotRunError: the model returned and its head was never asked for the loss of these labels.
+            FusionDidNotRunError: the model did not ask its head for the loss of these labels exactly once.
+            UnsupportedModelError: (also its subclasses for output layer and config) the fused head would lose
+                something.
             UnsupportedConfigError: an inference context was passed.
-            CallTypeError: temperature and processor contradict each other.
+            CallTypeError: temperature and processor were both given.
         """
-        if temperature is not None:
-            if output_processor is not None or output_processor_context is not None:
-                raise CallTypeError(
-                    "both temperature and output_processor were given.",
-                    "put the temperature into the processor's context.",
-                )
-            output_processor = fused_output_processor
-            output_processor_context = FusedOutputProcessorContext(temperature=temperature)
-        with lock_of(self._model):
-            layer = head_of(self._model)
+        parameters = forward_parameters(self.original)
+        if _TEMPERATURE in kwargs and not _takes_temperature(parameters):
+            temperature = kwargs.pop(_TEMPERATURE)
+            if temperature is not None:
+                if output_processor is not None or output_processor_context is not None:
+                    raise CallTypeError(
+                        "both temperature and output_processor were given.",
+                        "put the temperature into the processor's context.",
+                    )
+                output_processor = fused_output_processor
+                output_processor_context = FusedOutputProcessorContext(temperature=temperature)
+        with get_lock(self._model):
+            layer = get_head(self._model)
             if layer is None:
                 return self.original(*args, **kwargs)
             if output_processor is None:
-                with _stock_head(self._model, layer):
+                with stock_head(self._model, layer):
                     return self.original(*args, **kwargs)
-            return self._processed(layer, output_processor, output_processor_context, args, kwargs)
+            passed = arguments_by_name(parameters, args, kwargs)
+            run = functools.partial(self.original, *args, **kwargs)
+            if output_processor is fused_output_processor:
+                return self._fused(layer, output_processor_context, passed, run)
+            _refuse_inference(passed)
+            return run_with_processor(self._model, layer, output_processor, output_processor_context, passed, run)
 
-    def _processed(
-        self, layer: nn.Module, processor: Callable[..., Any], context: Any, args: Any, kwargs: dict[str, Any]
-    ) -> Any:
-        passed = self._passed(args, kwargs)
+    def _fused(self, layer: nn.Module, context: object, passed: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         labels = passed.get("labels")
         if labels is None:
             evidence.record(layer, unfused_fallbacks=1)
-            with _stock_head(self._model, layer):
-                return self.original(*args, **kwargs)
-        if passed.get("inference_context") is not None or passed.get("inference_params") is not None:
-            raise UnsupportedConfigError(
-                "fused log-probs were asked for together with an inference context.",
-                "drop output_processor during generation; call the fused forward for training and log-prob passes.",
-            )
-        if processor is not fused_output_processor:
-            raise CallTypeError(
-                f"legacy mode got the output processor {qualified_name(processor)}; only fused_output_processor runs.",
-                "pass mcore_fused.fused_output_processor, or run a megatron-core whose forward has the hook.",
-            )
-        context = checked_context(context)
-        return run_with_deferred_head(self._model, layer, labels, context, lambda: self.original(*args, **kwargs))
-
-    def _passed(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's arguments by name, however they were passed, without filling in defaults."""
-        bound = inspect.signature(self.original).bind_partial(*args, **kwargs)
-        by_name = dict(bound.arguments)
-        for parameter in bound.signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                by_name |= by_name.pop(parameter.name, {})
-        return by_name
+            with stock_head(self._model, layer):
+                return run()
+        _refuse_inference(passed)
+        return run_with_deferred_head(self._model, layer, labels, FusedCall.from_context(context), run)
 
 
-def run_with_deferred_head(
-    model: nn.Module,
-    layer: nn.Module,
-    labels: torch.Tensor,
-    context: FusedOutputProcessorContext,
-    run: Callable[[], Any],
-) -> Any:
-    """Run a piece of the model that ends in head and loss, with both deferred into the fused head.
+def _takes_temperature(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether an argument ``temperature`` may be the model's own; it is passed on then."""
+    return _TEMPERATURE in parameters or takes_any_keyword(parameters)
 
-    Args:
-        model: the language model, touched on this instance and for this call only.
-        layer: its output layer.
-        labels: the very object that the model will hand to ``compute_language_model_loss``.
-        context: settings of the call.
-        run: the piece of the model.
 
-    Returns:
-        What ``run`` returns.
-
-    Raises:
-        FusionDidNotRunError: ``run`` ended and the head was never asked for the loss of these labels.
-    """
-    loss = _DeferredLoss(labels, context)
-    with lock_of(model), deferred_output_layer(layer, loss.payload), replaced(model, _LOSS, loss):
-        result = run()
-    if loss.output is None:
-        raise FusionDidNotRunError(
-            f"{qualified_name(model)} returned a {qualified_name(result)} and never asked its head "
-            "for the loss of the labels it was given.",
-            "a subclass or another patch bypasses the head, or changes the labels; run unfused, and report it.",
+def _refuse_inference(passed: Mapping[str, Any]) -> None:
+    if passed.get("inference_context") is not None or passed.get("inference_params") is not None:
+        raise UnsupportedConfigError(
+            "an output processor was requested together with an inference context.",
+            "drop output_processor during generation; call the fused forward for training and log-prob passes.",
         )
-    evidence.record(layer, deferred_head_calls=1)
-    context.runs.append("legacy")
-    return result
-
-
-class _DeferredLoss:
-    """Stands in for ``compute_language_model_loss`` during one call."""
-
-    def __init__(self, labels: torch.Tensor, context: FusedOutputProcessorContext) -> None:
-        self.labels = labels
-        self.context = context
-        self.output: FusedForwardOutput | torch.Tensor | None = None
-
-    def __call__(self, labels: torch.Tensor, logits: object) -> FusedForwardOutput | torch.Tensor:
-        """The caller's own labels get the fused outputs, any other labels (MTP's) their per-token loss."""
-        if not isinstance(logits, DeferredLogits):
-            raise FusionDidNotRunError(
-                f"the loss was asked for with a {qualified_name(logits)} in place of deferred logits.",
-                "the model computes its logits elsewhere; run unfused, and report the class.",
-            )
-        if labels is not self.labels:
-            return fused_loss(logits, labels, self.context)
-        return self._resolve(logits)
-
-    def payload(self, logits: DeferredLogits) -> dict[str, torch.Tensor]:
-        """What the config logger saves in place of the logits."""
-        return fused_payload(self._resolve(logits))
-
-    def _resolve(self, logits: DeferredLogits) -> FusedForwardOutput | torch.Tensor:
-        if self.output is None:
-            self.output = fused_head(logits, self.labels, self.context)
-        return self.output
-
-
-@contextlib.contextmanager
-def _stock_head(model: nn.Module, layer: nn.Module) -> Iterator[None]:
-    """A stock forward, also when it runs inside a fused one of the same model."""
-    with stock_output_layer(layer):
-        if not isinstance(own_attribute(model, _LOSS), _DeferredLoss):
-            yield
-            return
-        with replaced(model, _LOSS, getattr(type(model), _LOSS).__get__(model)):
-            yield

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from mcore_fused.errors import MCoreFusedError, ModeError
+from mcore_fused.errors import McoreFusedError, ModeError, UnusableHookWarning
 from mcore_fused.modes import capability
-from mcore_fused.modes.capability import promises_hook, proved_mode, shows_hook
+from mcore_fused.modes.capability import declares_hook, hook_reached, proved_mode
+from mcore_fused.modes.hook import REQUIRED_KEYWORDS
 
 
 class Group:
@@ -47,7 +48,7 @@ class Model(nn.Module):
         output_processor=None, output_processor_context="not given",
     ):  # fmt: skip
         self.seen = (input_ids, position_ids, attention_mask, decoder_input, labels, output_processor_context)
-        return output_processor(hidden_states=decoder_input)
+        return output_processor(**dict.fromkeys(REQUIRED_KEYWORDS))
 
 
 class Ignoring(Model):
@@ -67,7 +68,7 @@ class Without(Model):
 @pytest.fixture(autouse=True)
 def _any_head(monkeypatch):
     """Heads of these models are no layers of Megatron."""
-    monkeypatch.setattr(capability, "head_of", lambda model: getattr(model, "output_layer", None))
+    monkeypatch.setattr(capability, "get_head", lambda model: getattr(model, "output_layer", None))
 
 
 def test_a_decorator_is_asked_for_its_own_signature():
@@ -80,23 +81,57 @@ def test_a_decorator_is_asked_for_its_own_signature():
     @functools.wraps(hook)
     def decorated(*args, **kwargs): ...
 
-    assert promises_hook(hook)
-    assert not promises_hook(half)
-    assert not promises_hook(decorated)
-    assert not promises_hook(type)  # a callable without a signature promises nothing
+    assert declares_hook(hook)
+    assert not declares_hook(half)
+    assert not declares_hook(decorated)
+    assert not declares_hook(type)  # a callable without a signature promises nothing
 
 
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [(Model(), "hook"), (Model(with_head=False), "hook"), (Ignoring(), "legacy"), (Without(), "legacy")],
-    ids=["calls it", "a stage without a head", "ignores it", "does not name it"],
+    [(Model(), "hook"), (Model(with_head=False), "hook"), (Without(), "legacy")],
+    ids=["calls it", "a stage without a head", "does not name it"],
 )
 def test_the_mode_is_what_is_promised_and_seen(model, mode):
     assert proved_mode(model) == mode
 
 
+class Lacking(Model):
+    """Calls its processor without what the fused head needs to scale its logits."""
+
+    def forward(self, input_ids, *_, output_processor=None, output_processor_context=None, **__):
+        return output_processor(**dict.fromkeys(REQUIRED_KEYWORDS - {"scale_logits"}))
+
+
+class BeforeMtp(Model):
+    """Has an MTP block and does not run it before the hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.mtp = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Ignoring(), "it accepts a processor and never calls it"),
+        (Lacking(), "it no longer hands over scale_logits"),
+        (BeforeMtp(), "it is called before MTP has run"),
+    ],
+    ids=["ignores it", "lacks a keyword", "comes before MTP"],
+)
+def test_every_hook_that_cannot_be_used_means_legacy_and_one_warning(model, reason):
+    with pytest.warns(UnusableHookWarning) as warned:
+        assert proved_mode(model) == "legacy"
+    (warning,) = warned
+    assert str(warning.message) == (
+        f"The output_processor hook of {__name__}.{type(model).__name__} is not used, because {reason}. "
+        "Legacy mode gives the same results."
+    )
+
+
 def test_a_stage_without_a_head_shows_nothing():
-    assert shows_hook(Model(with_head=False)) is False
+    assert hook_reached(Model(with_head=False)) is False
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -106,7 +141,7 @@ def test_the_dry_run_hands_over_what_a_real_call_would(tp_size):
     Tokens are as many as tensor-parallel ranks, since sequence parallelism divides them.
     """
     model = Model(tp_size)
-    assert shows_hook(model)
+    assert hook_reached(model)
     input_ids, position_ids, attention_mask, decoder_input, labels, context = model.seen
     for tokens in (input_ids, position_ids):
         assert (tokens.shape, tokens.dtype) == ((1, tp_size), torch.int64)
@@ -118,7 +153,7 @@ def test_the_dry_run_hands_over_what_a_real_call_would(tp_size):
 
 def test_the_dry_run_is_on_the_models_device():
     model = Model().to("meta")
-    assert shows_hook(model)
+    assert hook_reached(model)
     assert {tensor.device.type for tensor in model.seen[:2]} == {"meta"}
     assert model.seen[3].device.type == "meta"
 
@@ -131,19 +166,19 @@ class Demanding(Model):
 
 class Refusing(Model):
     def forward(self, *_, output_processor=None, output_processor_context=None, **__):
-        raise MCoreFusedError("a problem.", "a remedy.")
+        raise McoreFusedError("a problem.", "a remedy.")
 
 
 def test_a_dry_run_that_fails_proves_nothing_and_says_what_failed():
-    with pytest.raises(ModeError, match=r"\.Demanding promises the output_processor hook") as failed:
-        shows_hook(Demanding())
+    with pytest.raises(ModeError, match=r"\.Demanding declares the output_processor hook") as failed:
+        hook_reached(Demanding())
     assert "failed: TypeError: " in failed.value.problem
     assert failed.value.next_step == (
-        'pass mode="hook" or mode="legacy" to patch_fused_forward yourself; every fused call is proved anyway.'
+        'pass mode="hook" or mode="legacy" to patch_fused_forward; every fused call is verified in any case.'
     )
     assert isinstance(failed.value.__cause__, TypeError)
 
 
 def test_a_refusal_of_our_own_is_passed_on_as_it_is():
-    with pytest.raises(MCoreFusedError, match=r"^a problem\."):
-        shows_hook(Refusing())
+    with pytest.raises(McoreFusedError, match=r"^a problem\."):
+        hook_reached(Refusing())

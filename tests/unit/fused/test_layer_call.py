@@ -9,7 +9,7 @@ from torch import nn
 from mcore_fused.errors import UnsupportedConfigError, UnsupportedOutputLayerError
 from mcore_fused.head.deferred import DeferredLogits, deferred_output_layer
 from mcore_fused.head.fsdp import check_gathered, is_shard, is_sharding_hook, owned_by_unit
-from mcore_fused.head.layer_call import in_layer_call
+from mcore_fused.head.layer_call import call_with_layer_hooks
 
 
 class Layer(nn.Module):
@@ -37,7 +37,7 @@ def test_the_computation_takes_what_the_hooks_leave():
     layer, hidden = Layer(), torch.randn(2, 1, 3)
     layer.register_forward_pre_hook(lambda _layer, arguments: (arguments[0] * 2,))
     layer.register_forward_hook(lambda _layer, _arguments, outputs: (outputs[0], outputs[1] + 1))
-    largest, normaliser = in_layer_call(layer, product, hidden, ARGUMENTS)
+    largest, normaliser = call_with_layer_hooks(layer, product, hidden, ARGUMENTS)
     expected = product(hidden * 2, layer.weight)
     assert torch.equal(largest, expected[0])
     assert torch.equal(normaliser, expected[1] + 1)
@@ -57,7 +57,7 @@ def test_hooks_run_once_for_a_deferred_product():
 
 def test_the_given_weight_is_used():
     layer, hidden, other = Layer(), torch.randn(2, 1, 3), torch.randn(5, 3)
-    found = in_layer_call(layer, product, hidden, ARGUMENTS | {"weight": other})
+    found = call_with_layer_hooks(layer, product, hidden, ARGUMENTS | {"weight": other})
     assert all(map(torch.equal, found, product(hidden, other)))
 
 
@@ -86,7 +86,7 @@ def test_outputs_that_a_hook_rounds_are_refused():
     layer = Layer()
     layer.register_forward_hook(lambda _layer, _arguments, outputs: tuple(output.bfloat16() for output in outputs))
     with pytest.raises(UnsupportedConfigError, match=r"float32 into torch\.bfloat16"):
-        in_layer_call(layer, product, torch.randn(2, 1, 3), ARGUMENTS)
+        call_with_layer_hooks(layer, product, torch.randn(2, 1, 3), ARGUMENTS)
 
 
 class DTensor(torch.Tensor):

@@ -21,7 +21,7 @@ from mcore_fused.errors import (
 from mcore_fused.model.unwrap import WrapperChain
 from mcore_fused.modes.hook import fused_output_processor
 from mcore_fused.modes.legacy import LegacyForward
-from mcore_fused.outputs import CarriedContext, FusedForwardOutput, FusedOutputProcessorContext
+from mcore_fused.outputs import FusedCall, FusedForwardOutput, FusedOutputProcessorContext
 from mcore_fused.patch import (
     call_fused_forward,
     fused_forward,
@@ -47,10 +47,13 @@ class Model(nn.Module):
         )
         if output_processor is None:
             return "stock"
-        context = output_processor_context.context
-        context.runs.extend(["hook"] * self.times)
+        output_processor_context.receipts.extend(["hook"] * self.times)
         rows = torch.ones(2, 3)
-        return torch.stack((rows, rows * 2)) if context.single_tensor else FusedForwardOutput(rows, rows * 2, None)
+        return (
+            torch.stack((rows, rows * 2))
+            if output_processor_context.settings.single_tensor
+            else FusedForwardOutput(rows, rows * 2, None)
+        )
 
 
 class WithoutHook(nn.Module):
@@ -96,7 +99,7 @@ def checked(monkeypatch):
     monkeypatch.setattr(patch, "unwrap_chain", chain_of)
     monkeypatch.setattr(patch, "unwrap_model", lambda held: chain_of(held).model)
     monkeypatch.setattr(patch, "check_head", lambda model, wrappers: seen.append((model, wrappers)))
-    monkeypatch.setattr(patch, "head_of", lambda model: model if model.head else None)
+    monkeypatch.setattr(patch, "get_head", lambda model: model if model.head else None)
     monkeypatch.setattr(patch, "proved_mode", lambda model: "hook" if isinstance(model, Model) else "legacy")
     return seen
 
@@ -237,7 +240,7 @@ def test_the_context_manager_takes_back_only_what_it_installed():
 
 
 def test_evidence_is_asked_of_the_head(monkeypatch):
-    monkeypatch.setattr(patch.evidence, "of_layer", lambda layer: ("evidence of", layer))
+    monkeypatch.setattr(patch.evidence, "evidence_for", lambda layer: ("evidence of", layer))
     model = Model()
     assert patch.fused_forward_evidence(Wrapped(model)) == ("evidence of", model)
 
@@ -248,30 +251,29 @@ def test_a_fused_call_asks_for_fusion_with_its_own_context():
     output = call_fused_forward(model, "ids", labels=given, extra=7, temperature=0.5)
     assert isinstance(output, FusedForwardOutput)
     assert model.seen.processor is fused_output_processor
-    assert isinstance(model.seen.carried, CarriedContext)
-    context = model.seen.carried.context
-    assert (context.temperature, context.labels is given, context.runs) == (0.5, True, ["hook"])
+    call = model.seen.carried
+    assert isinstance(call, FusedCall)
+    assert (call.settings.temperature, call.labels is given, call.receipts) == (0.5, True, ["hook"])
     assert (model.seen.labels is given, model.seen.extra) == (True, 7)
     call_fused_forward(model, "ids", labels=given)
-    assert model.seen.carried.context.temperature == 1.0
+    assert model.seen.carried.settings.temperature == 1.0
 
 
 def test_a_context_of_the_caller_is_used_and_not_changed():
     model, mine = Model(), FusedOutputProcessorContext(temperature=0.25, ignore_index=-1)
     patch_fused_forward(model)
     call_fused_forward(model, "ids", labels=labels(), temperature=9.0, context=mine)
-    context = model.seen.carried.context
-    assert (context.temperature, context.ignore_index) == (0.25, -1)
-    assert (mine.runs, mine.labels) == ([], None)
+    assert model.seen.carried.settings is mine
+    assert mine == FusedOutputProcessorContext(temperature=0.25, ignore_index=-1)
 
 
 def test_labels_are_found_among_positional_arguments_too():
     model, given = Model(), labels()
     patch_fused_forward(model)
     call_fused_forward(model, "ids", given)
-    assert model.seen.carried.context.labels is given
+    assert model.seen.carried.labels is given
     call_fused_forward(model, "ids", given, 7)
-    assert (model.seen.carried.context.labels is given, model.seen.extra) == (True, 7)
+    assert (model.seen.carried.labels is given, model.seen.extra) == (True, 7)
     assert call_fused_forward(model, "ids") == "stock"
     assert call_fused_forward(model, "ids", None) == "stock"
     assert call_fused_forward(model, "ids", labels=None) == "stock"
@@ -335,7 +337,7 @@ def test_an_outer_model_is_served_by_arming_the_inner_one_for_one_call():
     name, output = call_fused_forward(outer, "ids", labels=labels(), image=7, temperature=0.5)
     assert model.seen.extra == 7
     assert (name, type(output)) == ("outer", FusedForwardOutput)
-    assert (model.seen.carried.context.temperature, model.seen.carried.context.labels) == (0.5, None)
+    assert (model.seen.carried.settings.temperature, model.seen.carried.labels) == (0.5, None)
     assert "forward" not in vars(model)
     assert outer("ids") == ("outer", "stock")
     # Positions of an outer signature say nothing of the inner one's labels.

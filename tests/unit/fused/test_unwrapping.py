@@ -5,7 +5,7 @@ from torch import nn
 
 from mcore_fused.errors import UnsupportedModelError
 from mcore_fused.model import unwrap
-from mcore_fused.model.unwrap import chunks_of, register_wrapper, unwrap_chain, unwrap_model
+from mcore_fused.model.unwrap import get_chunks, register_wrapper, unwrap_chain, unwrap_model
 
 
 class LanguageModel(nn.Module):
@@ -89,11 +89,11 @@ def test_what_is_no_module_is_named(thing):
 
 def test_chunks():
     first, second = LanguageModel(), LanguageModel()
-    assert chunks_of(first) == (first,)
-    assert chunks_of([first, second]) == chunks_of((first, second)) == chunks_of(nn.ModuleList([first, second]))
+    assert get_chunks(first) == (first,)
+    assert get_chunks([first, second]) == get_chunks((first, second)) == get_chunks(nn.ModuleList([first, second]))
     for empty in ([], (), nn.ModuleList()):
         with pytest.raises(UnsupportedModelError, match="no model chunk"):
-            chunks_of(empty)
+            get_chunks(empty)
 
 
 def test_of_megatron_fsdp_s_two_classes_the_proved_one_is_known():

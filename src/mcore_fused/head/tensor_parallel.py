@@ -1,9 +1,9 @@
-"""The two mappings between hidden states and a vocab-sharded head, as autograd functions.
+"""Tensor parallelism of the head: its group, and the two mappings around a vocab-sharded product.
 
-They do what a stock ``ColumnParallelLinear`` does around its product (megatron-core ``tensor_parallel/layers.py``):
-gather along the sequence and reduce-scatter the gradient under sequence parallelism, otherwise leave the hidden
-states and all-reduce their gradient. Written on torch.distributed, because the signatures of Megatron's own
-mappings differ between releases while their meaning does not.
+The mappings do what a stock ``ColumnParallelLinear`` does around its product (``tensor_parallel/layers.py`` of
+megatron-core). With sequence parallelism they gather along the sequence and reduce-scatter the gradient. Otherwise
+they leave the hidden states as they are and all-reduce the gradient. They use torch.distributed directly because
+the signatures of Megatron's own mappings differ between releases.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
-__all__ = ["gather_sequence", "reduce_gradient"]
+__all__ = ["gather_sequence", "reduce_gradient", "tensor_parallel_group"]
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -54,3 +54,17 @@ def reduce_gradient(hidden: torch.Tensor, group: distributed.ProcessGroup) -> to
     """Identity on ``hidden``; backward sums its gradient over the ranks, each of which saw one vocab shard."""
     same: torch.Tensor = _ReduceGradient.apply(hidden, group)  # type: ignore[no-untyped-call]
     return same
+
+
+def tensor_parallel_group(layer: nn.Module) -> distributed.ProcessGroup | None:
+    """The group over which this layer's vocabulary is sharded; None when it is not.
+
+    The layer's own group where it has one (``tp_group``, megatron-core 0.13 and later), because a model built
+    with explicit process groups may differ from the global ones; the global group before that.
+    """
+    group = getattr(layer, "tp_group", None)
+    if group is None:
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_tensor_model_parallel_group()
+    return group if group.size() > 1 else None
