@@ -40,7 +40,7 @@ def megatron_version() -> str:
 def qualified_name(thing: object) -> str:
     """Return ``module.QualName`` of a class or function, or of the class of an instance."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
+    return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
 
 def _sentence(text: str) -> str:

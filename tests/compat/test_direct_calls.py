@@ -44,11 +44,16 @@ def test_processor_on_the_forward(subject, mode):
         expected = subject.call(model, *batch.inputs, labels=batch.labels)
         plain = model(*batch.inputs, labels=batch.labels, output_processor_context=None, **asking)
         context = FusedOutputProcessorContext(temperature=0.5)
+        before = mcore_fused.fused_forward_evidence(model)
         warm = model(*batch.inputs, labels=batch.labels, output_processor_context=context, **asking)
+        after = mcore_fused.fused_forward_evidence(model)
         stock = stock_forward(build(Shape()), *batch.inputs, labels=batch.labels, temperature=0.5)
     assert torch.equal(plain.log_probs, expected.log_probs)
     assert torch.allclose(warm.log_probs, stock.log_probs, atol=1e-10)
-    assert context.runs == [subject.mode(model) if mode == "auto" else "legacy"]
+    hook = mode == "auto" and subject.mode(model) == "hook"
+    assert after.hook_calls - before.hook_calls == int(hook)
+    assert after.deferred_head_calls - before.deferred_head_calls == int(not hook)
+    assert context == FusedOutputProcessorContext(temperature=0.5)
 
 
 @MODES
@@ -82,17 +87,6 @@ def test_contexts_of_another_kind(subject, mode, context):
             output_processor=fused_output_processor,
             output_processor_context=context,
         )
-
-
-def test_processors_of_others_are_refused_in_legacy_mode(subject):
-    """Legacy mode has no hidden states to hand to somebody else's callback; saying so beats ignoring it."""
-    model, batch = build(Shape()), batch_for(97, 2, 5)
-
-    def somebodys(**_):
-        raise AssertionError
-
-    with torch.no_grad(), patched(subject, model, "legacy"), pytest.raises(TypeError, match="somebodys"):
-        model(*batch.inputs, labels=batch.labels, output_processor=somebodys)
 
 
 @pytest.mark.needs("evidence")

@@ -51,7 +51,13 @@ def test_a_seventeenth_keyword_is_tolerated_and_recorded(subject):
     ("future", "missing"), [(futures.RenamedKeyword, "scale_logits"), (futures.KeywordGone, "output_weight")]
 )
 def test_a_keyword_that_is_gone_is_named_and_legacy_still_works(subject, future, missing):
-    _refused(subject, build(Shape(), cls=future), "auto", rf"no longer hands over {missing}.*legacy")
+    """An unusable hook means legacy mode and one warning; whoever forces the hook is refused."""
+    _refused(subject, build(Shape(), cls=future), "hook", rf"no longer hands over {missing}.*legacy")
+    model = build(Shape(), cls=future)
+    with pytest.warns(UserWarning, match=rf"no longer hands over {missing}") as warned:
+        assert subject.mode(model) == subject.mode(model) == "legacy"
+    assert len(warned) == 1
+    _right(subject, model, "auto")
     _right(subject, build(Shape(), cls=future), "legacy")
 
 

@@ -25,8 +25,8 @@ _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _FIRST = (-8.0, 0.5, 3.0, 512.0)
 _LAST = (4096.0, -2.0, 0.0, 1.0)
 
-Options = tuple[Any, ...]
-_verified: weakref.WeakKeyDictionary[nn.Module, set[Options]] = weakref.WeakKeyDictionary()
+Options = tuple[Any, dict[str, Any]]
+_verified: weakref.WeakKeyDictionary[nn.Module, list[Options]] = weakref.WeakKeyDictionary()
 
 
 def check_product(layer: nn.Module, like: torch.Tensor) -> None:
@@ -47,14 +47,13 @@ def check_product(layer: nn.Module, like: torch.Tensor) -> None:
         return  # nothing can be computed; the weight is checked by itself
     _compare(layer, like)
     if verified is None or len(verified) >= _REMEMBERED:
-        verified = _verified[layer] = set()
-    verified.add(options)
+        verified = _verified[layer] = []
+    verified.append(options)
 
 
 def _options(layer: nn.Module) -> Options:
-    """Everything plain that is set on the layer, and the function that its class runs."""
-    plain = [item for item in vars(layer).items() if type(item[1]) in _PLAIN]
-    return (type(layer).forward, *plain)
+    """Return the function that the class runs, and everything plain that is set on the layer."""
+    return type(layer).forward, {name: value for name, value in vars(layer).items() if type(value) in _PLAIN}
 
 
 @torch.no_grad()

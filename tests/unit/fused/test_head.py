@@ -57,7 +57,7 @@ def logits_of(layer, *, sequence_parallel=False, scale=1.0):
         hidden=hidden,
         sequence_parallel=sequence_parallel,
         scale=scale,
-        computed=lambda compute: compute(hidden, weight),
+        call_with_layer_hooks=lambda compute: compute(hidden, weight),
     )
 
 

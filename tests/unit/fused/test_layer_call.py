@@ -51,7 +51,7 @@ def test_hooks_run_once_for_a_deferred_product():
         logits, _ = layer(hidden)
         assert isinstance(logits, DeferredLogits)
         assert not calls
-        logits.computed(product)
+        logits.call_with_layer_hooks(product)
         assert calls == ["before", "after"]
 
 
@@ -74,9 +74,9 @@ def test_the_layer_is_what_it_was(compiled):
     with deferred_output_layer(layer):
         logits, _ = layer(hidden)
         during = dict(vars(layer))
-        logits.computed(product)
+        logits.call_with_layer_hooks(product)
         with pytest.raises(LookupError):
-            logits.computed(fail)
+            logits.call_with_layer_hooks(fail)
         assert vars(layer) == during
     assert vars(layer) == before
 

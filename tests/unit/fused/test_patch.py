@@ -196,7 +196,7 @@ def test_the_patch_of_somebody_else_is_named_and_left_alone():
             ForeignPatchError,
             lambda ask=ask, model=model: ask(model),
             f"forward of this {__name__}.Model instance is already replaced by {__name__}.{theirs.__qualname__}.",
-            "remove that patch first, or install it after this one and remove it before.",
+            "remove that patch first, or install it after this one and remove it before this one.",
         )
         assert vars(model)["forward"] is theirs
 
@@ -360,7 +360,7 @@ def test_outputs_travel_as_one_tensor_through_wrappers_that_know_nothing_else():
     held = Wrapped(model)
     patch_fused_forward(held)
     output = call_fused_forward(held, "ids", labels=labels())
-    assert model.seen.carried.context.single_tensor is True
+    assert model.seen.carried.settings.single_tensor is True
     assert (output.log_probs.tolist()[0], output.entropy.tolist()[0]) == ([1, 1, 1], [2, 2, 2])
     own = call_fused_forward(held, "ids", labels=labels(), context=FusedOutputProcessorContext(single_tensor=True))
     assert own.shape == (2, 2, 3)  # the caller asked for the tensor, and gets it
@@ -374,7 +374,7 @@ def test_what_one_tensor_cannot_carry_is_refused(monkeypatch):
     refused(
         UnsupportedConfigError,
         lambda: call_fused_forward(held, "ids", labels=labels(), context=keeping),
-        "Model hands on one tensor of outputs, and not return_hidden_states.",
+        "Model passes on one tensor of outputs, and not return_hidden_states.",
         step,
     )
     outer = Outer(Model())
@@ -384,6 +384,6 @@ def test_what_one_tensor_cannot_carry_is_refused(monkeypatch):
     refused(
         UnsupportedConfigError,
         lambda: call_fused_forward(outer, "ids", labels=labels()),
-        f"{__name__}.Model hands on one tensor of outputs, and not the outer {__name__}.Outer.",
+        f"{__name__}.Model passes on one tensor of outputs, and not the outer {__name__}.Outer.",
         step,
     )

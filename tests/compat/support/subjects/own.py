@@ -37,5 +37,5 @@ class McoreFused:
     def evidence(self):
         from mcore_fused import evidence
 
-        seen = evidence.of_process()
+        seen = evidence.process_evidence()
         return {name: getattr(seen, name) for name in COUNTERS}
