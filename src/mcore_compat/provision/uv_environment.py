@@ -7,11 +7,12 @@ therefore never edited in place.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
-import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.source import local_path
 from mcore_compat.provision import probe
 from mcore_compat.provision.child_env import cell_environment
+from mcore_compat.provision.process import run_logged
 from mcore_compat.provision.recipe import Recipe, recipe_of
 from mcore_compat.provision.uv import Uv, UvFailure
-from mcore_compat.provision.verify import problems
+from mcore_compat.provision.verify import differences, problems
 from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.verdicts import Verdict
 
@@ -35,6 +37,7 @@ __all__ = ["provision"]
 
 # Generous: on a host that is busy with other work an import of torch and megatron has taken five minutes.
 _PROBE_LIMIT_S = 900
+_SHOWN = 5
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
 
 
@@ -45,6 +48,7 @@ class _State(BaseModel):
 
     identity: str
     subject_sha256: str
+    lock_sha256: str
     facts: EnvironmentFacts
 
 
@@ -106,16 +110,12 @@ def _made(
     recipe = recipe_of(cell, common)
     state = _remembered(folder)
     reusable = cell.source is None or recipe.source_digest is not None
+    remade = ""
     if state is not None and state.identity == recipe.identity and reusable:
-        if state.subject_sha256 != subject.sha256:
-            _forget(folder)
-            _install_subject(folder, subject, uv)
-        lock = (folder / "lock.txt").read_text(encoding="utf-8")
-        # The probe without imports: hashes of all files again, against the facts of the first, full proof.
-        facts = _probed(cell, folder, host, deep=False).model_copy(update={"imported": state.facts.imported})
-        if not problems(cell, facts, _pins(lock), subject.version):
-            _remember(folder, _State(identity=recipe.identity, subject_sha256=subject.sha256, facts=facts))
-            return Environment(folder, facts, lock, reused=True)
+        found = _reused(cell, subject, folder, state, uv, host)
+        if isinstance(found, Environment):
+            return found
+        remade = found
     _create(recipe, folder, uv, interpreter)
     _install_subject(folder, subject, uv)
     lock = (folder / "lock.txt").read_text(encoding="utf-8")
@@ -127,8 +127,37 @@ def _made(
             "the environment is not the one asked for: " + "; ".join(wrong),
             f"Remove {folder.parent.name}/{folder.name} and run again; if it comes back, correct the cell's recipe.",
         )
-    _remember(folder, _State(identity=recipe.identity, subject_sha256=subject.sha256, facts=facts))
-    return Environment(folder, facts, lock, reused=False)
+    _remember(folder, recipe.identity, subject, lock, facts)
+    return Environment(folder, facts, lock, reused=False, remade=remade)
+
+
+def _reused(
+    cell: Cell, subject: ProjectWheel, folder: Path, state: _State, uv: Uv, host: Mapping[str, str]
+) -> Environment | str:
+    """The environment that is there, with today's subject in it; or why it has to be made again.
+
+    Every file is compared with what was remembered after the full verification; only the import is not repeated.
+    """
+    changing = state.subject_sha256 != subject.sha256
+    try:
+        if changing:
+            # Forgotten first: an install that is interrupted leaves nothing that a later run would believe.
+            _forget(folder)
+            _install_subject(folder, subject, uv)
+        lock = (folder / "lock.txt").read_text(encoding="utf-8")
+        facts = _probed(cell, folder, host, deep=False).model_copy(update={"imported": state.facts.imported})
+    except OSError as exc:
+        return f"{Path(exc.filename or folder).name} cannot be read"
+    except _Refused as exc:
+        return exc.reason
+    wrong = [*problems(cell, facts, _pins(lock), subject.version)]
+    wrong += differences(state.facts, facts, but=["mcore-compat"] if changing else [])
+    if _digest(lock) != state.lock_sha256:
+        wrong.append("lock.txt was changed")
+    if wrong:
+        return "; ".join(wrong[:_SHOWN])
+    _remember(folder, state.identity, subject, lock, facts)
+    return Environment(folder, facts, lock, reused=True)
 
 
 def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
@@ -199,34 +228,32 @@ def _install_subject(folder: Path, subject: ProjectWheel, uv: Uv) -> None:
 
 def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) -> EnvironmentFacts:
     """The probe's facts, from a process with a clean environment in an empty folder."""
-    with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as empty:
-        env = cell_environment(host, cell, home=folder / "home", temporary=Path(empty))
-        command = [str(folder / "venv" / "bin" / "python"), "-I", probe.__file__, *(["--import"] if deep else [])]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=empty,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_PROBE_LIMIT_S,
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise _Refused(
-                Verdict.INFRA, f"the proof did not end within {_PROBE_LIMIT_S} s", "Look at the load of the host."
-            ) from exc
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as scratch:
+        empty = Path(scratch, "empty")
+        empty.mkdir()
+        done = run_logged(
+            [folder / "venv" / "bin" / "python", "-I", "-B", probe.__file__, *(["--import"] if deep else [])],
+            cwd=empty,
+            env=cell_environment(host, cell, home=folder / "home", temporary=empty),
+            log=Path(scratch, "output.log"),
+            limit_s=_PROBE_LIMIT_S,
+            cancel=threading.Event(),
+        )
+    if done.timed_out:
+        raise _Refused(
+            Verdict.INFRA, f"the proof did not end within {_PROBE_LIMIT_S} s", "Look at the load of the host."
+        )
+    lines = [line for line in done.output.splitlines() if line.strip()]
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        what = f"`import {probe.DEEP_MODULE}`" if deep else "the interpreter"
         raise _Refused(
             Verdict.INFRA,
-            f"`import {probe.DEEP_MODULE}` fails in the new environment: {lines[-1] if lines else 'no output'}",
+            f"{what} fails in the environment: {lines[-1] if lines else 'no output'}",
             "Give the cell the requirement or the variable that this release needs.",
         )
     try:
-        return EnvironmentFacts.model_validate_json(done.stdout.strip().splitlines()[-1])
-    except (ValidationError, IndexError) as exc:
+        return EnvironmentFacts.model_validate_json(next(line for line in reversed(lines) if line.startswith("{")))
+    except (ValidationError, StopIteration) as exc:
         raise _Refused(
             Verdict.INFRA, "the proof's output cannot be read", "Run the cell again; see its output.log."
         ) from exc
@@ -244,8 +271,13 @@ def _remembered(folder: Path) -> _State | None:
         return None
 
 
-def _remember(folder: Path, state: _State) -> None:
+def _remember(folder: Path, identity: str, subject: ProjectWheel, lock: str, facts: EnvironmentFacts) -> None:
+    state = _State(identity=identity, subject_sha256=subject.sha256, lock_sha256=_digest(lock), facts=facts)
     write_atomically(folder / "state.json", json.dumps(state.model_dump(mode="json")))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _forget(folder: Path) -> None:

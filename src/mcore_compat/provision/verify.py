@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -53,13 +54,16 @@ def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subjec
     return (*found, *_intruders(facts))
 
 
-def differences(before: EnvironmentFacts, after: EnvironmentFacts) -> tuple[str, ...]:
+def differences(before: EnvironmentFacts, after: EnvironmentFacts, but: Collection[str] = ()) -> tuple[str, ...]:
     """How an environment differs from what was remembered of it; empty: it is the same.
 
-    The subject is left out: it is installed again whenever its wheel changes.
+    Args:
+        before: what was remembered.
+        after: what is there.
+        but: distributions that were installed again, with another wheel.
     """
     found = []
-    names = sorted((before.files.keys() | after.files.keys()) - {"mcore-compat"})
+    names = sorted((before.files.keys() | after.files.keys()) - set(but))
     for name in names:
         old, new = before.distributions.get(name), after.distributions.get(name)
         if old != new:

@@ -1,5 +1,6 @@
 """What mutation testing of the judge found unlooked at: exit codes, several exceptions at once, what a finding says."""
 
+import dataclasses
 import datetime as dt
 
 import harness_builders as build
@@ -151,3 +152,24 @@ def test_an_unused_exception_is_named_with_its_remedy():
     assert (unrun.kind, unrun.verdict, unrun.check) == ("expectation-unused", Verdict.BREAK, gone.check)
     assert "none of its 1 cells" in unrun.message
     assert unrun.next_step == "Remove the entry, or correct the check's name."
+
+
+def test_a_declared_failure_does_not_hide_a_skip():
+    """One case fails as declared, another is skipped: what is not run proves nothing."""
+    lines = build.log_lines(outcomes={ONE: "failed"})
+    lines[-1:-1] = [build.entry(ONE, "skipped", parameter="[x]")]
+    facts = build.suite_facts(checks=(*build.CHECKS, f"{ONE}[x]"))
+    result = judged(build.suite_run(lines, facts=facts), expectations=build.expectations(build.expectation()))
+    assert result.verdict is Verdict.UNPROVEN
+    assert "skipped-check" in {finding.kind for finding in result.findings}
+
+
+def test_what_is_told_of_an_environment_decides_nothing():
+    made = build.provisioned(plugins={"megatron-core": ("soften = mcore_ci",)})
+    made = dataclasses.replace(made, environment=dataclasses.replace(made.environment, remade="torch was edited"))
+    result = judge_cell(build.cell(), made, build.suite_run(), build.inventory(), build.expectations(), build.TODAY)
+    assert result.verdict is Verdict.OK
+    told = {finding.kind: finding.message for finding in result.findings}
+    assert told.keys() == {"environment-remade", "candidate-plugin"}
+    assert "torch was edited" in told["environment-remade"]
+    assert "soften = mcore_ci" in told["candidate-plugin"]
