@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 import runpy
 import shlex
@@ -117,6 +118,27 @@ def test_files_that_the_pages_name_exist():
     paths = [(page.name, path) for page in PAGES for path in named.findall(page.read_text(encoding="utf-8"))]
     assert paths
     assert [(page, path) for page, path in paths if not (ROOT / path).exists()] == []
+
+
+def test_modules_and_functions_that_the_pages_name_exist():
+    """Dotted names of this project's packages, in backticks."""
+    named = re.compile(r"`(mcore_(?:fused|compat)(?:\.\w+)+)(?=[`(])")
+    names = sorted({name for page in PAGES for name in named.findall(page.read_text(encoding="utf-8"))})
+    assert len(names) > 5
+    assert [name for name in names if not _resolves(name)] == []
+
+
+def _resolves(name: str) -> bool:
+    parts = name.split(".")
+    thing = importlib.import_module(parts[0])
+    for end, part in enumerate(parts[1:], 2):
+        if not hasattr(thing, part):
+            try:
+                importlib.import_module(".".join(parts[:end]))
+            except ModuleNotFoundError:
+                return False
+        thing = getattr(thing, part)
+    return True
 
 
 def _check(text: str) -> None:
