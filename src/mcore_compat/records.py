@@ -265,6 +265,7 @@ class SuiteFacts(_Fact):
         stock: what the unpatched release computes on fixed weights, by name.
         lacks: what it has not, each with the consequence in words.
         not_applicable: checks that were left out for it, each with the capabilities that they are about.
+        controls: how each control ended: checks that run against a subject that is wrong on purpose, and must fail.
     """
 
     megatron_core: SuiteMegatron
@@ -283,6 +284,7 @@ class SuiteFacts(_Fact):
     capabilities: frozenset[str] | None = None
     lacks: dict[str, str] = {}
     not_applicable: dict[str, tuple[str, ...]] = {}
+    controls: dict[str, Literal["failed", "passed"]] = {}
 
     @model_validator(mode="after")
     def _counted(self) -> Self:

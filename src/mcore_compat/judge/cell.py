@@ -116,6 +116,8 @@ def _judged(
         *complaints.of_mode(cell, run, subject),
         *complaints.of_completeness(run),
         *complaints.of_inventory(run, declared, exceptions),
+        *complaints.of_cases(cell, run, inventory),
+        *complaints.of_controls(run, inventory),
         *complaints.of_evidence(cell, run, inventory, subject),
         *corrected,
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),

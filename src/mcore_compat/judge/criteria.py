@@ -23,8 +23,10 @@ __all__ = [
     "found",
     "fulfils",
     "not_applicable",
+    "of_cases",
     "of_checks",
     "of_completeness",
+    "of_controls",
     "of_environment",
     "of_evidence",
     "of_exceptions",
@@ -269,6 +271,41 @@ def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expe
         )
 
 
+def of_controls(run: SuiteRun, inventory: Inventory) -> Iterable[Finding]:
+    """Every declared control must have failed: what cannot fail in this environment proves nothing in it."""
+    if run.facts is None:
+        return
+    step = "Something in the environment makes failures pass: a plugin, a start-up file, a changed comparison."
+    passed = sorted(name for name, outcome in run.facts.controls.items() if outcome != "failed")
+    if passed:
+        message = f"checks pass against a subject that is wrong on purpose: {_listed(passed)}"
+        yield found(Verdict.UNPROVEN, "control-passed", message, step)
+    absent = sorted(set(inventory.controls) - run.facts.controls.keys())
+    if absent:
+        message = f"controls did not run: {_listed(absent)}"
+        yield found(Verdict.UNPROVEN, "control-missing", message, "Read the cell's output.log; a suite runs them last.")
+
+
+def of_cases(cell: Cell, run: SuiteRun, inventory: Inventory) -> Iterable[Finding]:
+    """A check that ran must have run with all its cases."""
+    wrong = []
+    for check in inventory.check:
+        outcome = run.log.checks.get(check.id)
+        if outcome is None or not check.applies(cell):
+            continue
+        if check.cases is not None and outcome.cases != check.cases:
+            wrong.append(f"{check.id} ({outcome.cases}, declared {check.cases})")
+        elif check.cases_at_least is not None and outcome.cases < check.cases_at_least:
+            wrong.append(f"{check.id} ({outcome.cases}, declared at least {check.cases_at_least})")
+    if wrong:
+        yield found(
+            Verdict.UNPROVEN,
+            "case-count",
+            f"{len(wrong)} checks ran with another number of cases than declared: {_listed(wrong)}",
+            "Make them run, or declare the new number: `mcore-compat inventory --write`.",
+        )
+
+
 def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: ChosenSubject) -> Iterable[Finding]:
     """What was promised must have been seen, by the counters and by the plugin.
 
@@ -284,6 +321,13 @@ def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: Chosen
         zero = [name for name in inventory.evidence.required(cell) if getattr(run.facts.evidence, name) == 0]
         if zero and _claims(run, subject, "patch", "evidence", "kernel"):
             yield unproven(f"nothing was counted for {', '.join(zero)}")
+        few = [
+            f"{name} ({getattr(run.facts.evidence, name)}, declared at least {least})"
+            for name, least in inventory.evidence.least.items()
+            if name in inventory.evidence.required(cell) and 0 < getattr(run.facts.evidence, name) < least
+        ]
+        if few and subject.is_ours:
+            yield unproven(f"less was counted than a whole run of the suite gives: {', '.join(few)}")
         if run.facts.mode is None and _claims(run, subject, "mode"):
             yield unproven("the suite does not say which mode was used")
         if cell.lane == "gpu" and run.facts.device.lower() == "cpu":

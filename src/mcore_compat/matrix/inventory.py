@@ -33,6 +33,8 @@ class Check(DataModel):
         until: first release that has it no more.
         only: run only in cells with one of these tags (a cell id is a tag, as are lane and expected mode).
         excluded: not in cells with one of these tags (``except`` in the file).
+        cases: how many parametrised cases it has in every cell that runs it; None: not declared.
+        cases_at_least: the same as a lower bound, for a check whose cases depend on the release.
     """
 
     id: Annotated[str, Field(pattern=r"^[\w/.-]+\.py(::\w+)+$")]
@@ -40,6 +42,8 @@ class Check(DataModel):
     until: Bound = None
     only: tuple[str, ...] = Field(default=(), strict=False)
     excluded: tuple[str, ...] = Field(default=(), strict=False, alias="except")
+    cases: Annotated[int | None, Field(ge=1)] = None
+    cases_at_least: Annotated[int | None, Field(ge=1)] = None
 
     def applies(self, cell: Cell) -> bool:
         """Whether this cell must run it."""
@@ -52,12 +56,17 @@ class Check(DataModel):
 
 
 class EvidenceRules(DataModel):
-    """The counters that must not be zero at the end of a cell, by lane and mode."""
+    """The counters that must not be zero at the end of a cell, by lane and mode.
+
+    Attributes:
+        least: the lowest count that a whole run of the suite gives, for the counters that a cell must show.
+    """
 
     cpu: tuple[Counter, ...] = Field(default=(), strict=False)
     gpu: tuple[Counter, ...] = Field(default=("kernel_launches",), strict=False)
     hook: tuple[Counter, ...] = Field(default=("hook_calls",), strict=False)
     legacy: tuple[Counter, ...] = Field(default=("deferred_head_calls",), strict=False)
+    least: Mapping[Counter, Annotated[int, Field(ge=1)]] = {}
 
     def required(self, cell: Cell) -> tuple[Counter, ...]:
         """What this cell must show."""
@@ -67,9 +76,14 @@ class EvidenceRules(DataModel):
 
 
 class Inventory(DataModel):
-    """``inventory.toml``."""
+    """``inventory.toml``.
+
+    Attributes:
+        controls: checks that the suite also runs against a subject that is wrong on purpose, where they must fail.
+    """
 
     schema_version: Literal[1]
+    controls: tuple[str, ...] = Field(default=(), strict=False)
     evidence: EvidenceRules = EvidenceRules()
     check: tuple[Check, ...] = Field(min_length=1, strict=False)
 
@@ -125,7 +139,12 @@ def derive(executed: Mapping[str, Iterable[str]], cells: Iterable[Cell], old: In
             checks.append(kept)
         else:
             checks.append(_entry(check_id, where, seen))
-    return Inventory(schema_version=1, evidence=old.evidence if old else EvidenceRules(), check=tuple(checks))
+    return Inventory(
+        schema_version=1,
+        controls=old.controls if old else (),
+        evidence=old.evidence if old else EvidenceRules(),
+        check=tuple(checks),
+    )
 
 
 def write_text(inventory: Inventory) -> str:
@@ -134,15 +153,20 @@ def write_text(inventory: Inventory) -> str:
         "# The checks that every cell must run: what ran and what is declared here must be the same.",
         "# Written by `mcore-compat inventory --write` from a run; read the difference before you commit it.",
         "schema_version = 1",
+        *([f"controls = {_array(inventory.controls)}"] if inventory.controls else []),
         "",
         "[evidence] # counters that must not be zero at the end of a cell",
-        *(f"{name} = {_array(values)}" for name, values in inventory.evidence.model_dump().items()),
+        *(f"{name} = {_array(values)}" for name, values in inventory.evidence.model_dump(exclude={"least"}).items()),
     ]
+    if inventory.evidence.least:
+        lines += ["", "[evidence.least] # the lowest counts of a whole run"]
+        lines += [f"{name} = {count}" for name, count in inventory.evidence.least.items()]
     for check in inventory.check:
         lines += ["", "[[check]]", f'id = "{check.id}"']
         lines += [f'{name} = "{value}"' for name in ("since", "until") if (value := getattr(check, name))]
         lines += [f"only = {_array(check.only)}"] if check.only else []
         lines += [f"except = {_array(check.excluded)}"] if check.excluded else []
+        lines += [f"{name} = {count}" for name in ("cases", "cases_at_least") if (count := getattr(check, name))]
     return "\n".join(lines) + "\n"
 
 

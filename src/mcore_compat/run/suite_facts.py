@@ -6,6 +6,7 @@ Both are files that a cell's processes write, so their size, their number and th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -68,6 +69,8 @@ def _merged(found: list[SuiteFacts]) -> SuiteFacts:
             ),
             "complete": all(facts.complete for facts in found),
             "stock": {name: values for facts in found for name, values in facts.stock.items()},
+            # One process that saw a control pass is enough to doubt them all.
+            "controls": dict(sorted((pair for facts in found for pair in facts.controls.items()), key=itemgetter(1))),
             "not_applicable": {check: lacking for facts in found for check, lacking in facts.not_applicable.items()},
         }
     )

@@ -7,6 +7,7 @@ import harness_builders as build
 import pytest
 
 from mcore_compat.judge.cell import judge_cell, judge_expectations
+from mcore_compat.matrix.inventory import Inventory, load_inventory, write_text
 from mcore_compat.records import Provisioned
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code
 
@@ -173,3 +174,79 @@ def test_what_is_told_of_an_environment_decides_nothing():
     assert told.keys() == {"environment-remade", "candidate-plugin"}
     assert "torch was edited" in told["environment-remade"]
     assert "soften = mcore_ci" in told["candidate-plugin"]
+
+
+def declared(**changes):
+    fields = {"schema_version": 1, "check": [{"id": check} for check in build.CHECKS]}
+    return Inventory.model_validate(fields | changes)
+
+
+def controlled(**controls):
+    return build.suite_run(facts=build.suite_facts(controls=controls))
+
+
+def test_controls_that_fail_are_as_they_should_be():
+    assert judged(controlled(wrong_scale="failed"), inventory=declared(controls=["wrong_scale"])).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [
+        (controlled(wrong_scale="passed"), "control-passed"),
+        (controlled(wrong_scale="failed", wrong_entropy="passed"), "control-passed"),
+        (controlled(), "control-missing"),
+        (controlled(wrong_entropy="failed"), "control-missing"),
+    ],
+)
+def test_a_control_that_passes_or_is_missing_leaves_the_cell_unproven(run, kind):
+    result = judged(run, inventory=declared(controls=["wrong_scale"]))
+    assert (result.verdict, [finding.kind for finding in result.findings]) == (Verdict.UNPROVEN, [kind])
+
+
+def test_a_control_that_passes_counts_where_none_is_declared():
+    assert judged(controlled(wrong_scale="passed")).verdict is Verdict.UNPROVEN
+
+
+def with_cases(count):
+    lines = build.log_lines()
+    lines[-1:-1] = [build.entry(ONE, parameter=f"[{number}]") for number in range(count - 1)]
+    checks = (*build.CHECKS, *(f"{ONE}[{number}]" for number in range(count - 1)))
+    return build.suite_run(lines, facts=build.suite_facts(checks=checks))
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "right"),
+    [
+        ({"cases": 4}, 4, True),
+        ({"cases": 4}, 2, False),
+        ({"cases": 4}, 5, False),
+        ({"cases_at_least": 4}, 5, True),
+        ({"cases_at_least": 4}, 3, False),
+        ({"cases": 4, "until": "0.17"}, 2, True),
+    ],
+)
+def test_the_cases_of_a_check_are_counted(rule, count, right):
+    checks = [{"id": ONE}, {"id": TWO}, {"id": THREE}]
+    checks[0] |= rule
+    if "until" in rule:
+        checks.append({"id": "test_a.py::test_other"})
+    result = judged(with_cases(count), inventory=declared(check=checks))
+    assert ("case-count" not in {finding.kind for finding in result.findings}) is right
+
+
+@pytest.mark.parametrize(("count", "right"), [(3, True), (4, False)])
+def test_evidence_is_compared_with_that_of_a_whole_run(count, right):
+    inventory = declared(evidence={"least": {"hook_calls": count, "deferred_head_calls": 999}})
+    result = judged(inventory=inventory)
+    assert (result.verdict is Verdict.OK) is right
+    assert right or "hook_calls (3, declared at least 4)" in result.reason
+
+
+def test_an_inventory_with_counts_is_written_and_read_back(tmp_path):
+    written = declared(
+        controls=["wrong_scale"],
+        evidence={"least": {"hook_calls": 7}},
+        check=[{"id": ONE, "cases": 4}, {"id": TWO, "cases_at_least": 2}, {"id": THREE}],
+    )
+    (tmp_path / "inventory.toml").write_text(write_text(written), encoding="utf-8")
+    assert load_inventory(tmp_path / "inventory.toml") == written

@@ -85,6 +85,13 @@ def test_facts_of_workers_are_summed(tmp_path):
     assert (facts.mode, facts.complete) == ("hook", True)
 
 
+@pytest.mark.parametrize("order", [("failed", "passed"), ("passed", "failed")])
+def test_a_control_that_passed_in_one_worker_has_passed(tmp_path, order):
+    for number, outcome in enumerate(order):
+        write(tmp_path, f"facts.gw{number}.json", controls={"wrong_scale": outcome})
+    assert read_facts(tmp_path)[0].controls == {"wrong_scale": "passed"}
+
+
 def test_one_incomplete_worker_makes_the_facts_incomplete(tmp_path):
     write(tmp_path, "facts.gw0.json")
     write(tmp_path, "facts.gw1.json", complete=False)
