@@ -49,7 +49,7 @@ def test_another_subject_another_suite_and_another_folder_are_named(tmp_path):
 def test_a_cell_that_another_run_has_is_waited_for_and_said(tmp_path):
     said, cancel = [], threading.Event()
     (tmp_path / ".cells").mkdir()
-    other = FileLock(tmp_path / ".cells" / "0.18.2.lock")
+    other = FileLock(tmp_path / ".cells" / "0.18.2.lock", thread_local=False)
     other.acquire()
     threading.Timer(0.7, other.release).start()
     with lane(tmp_path).hold(build.cell(), cancel, said.append) as held:
