@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from plants import BASE, PLANTS, RELEASES  # noqa: E402
+from upstream_changes import BASE, RELEASE_CHANGES, RULE_CHANGES, edit_folder  # noqa: E402
 
 from mcore_compat.contract.extract.surface import extract  # noqa: E402
 from mcore_compat.contract.model import Contract  # noqa: E402
@@ -41,7 +41,7 @@ DATA = ROOT / "compat_matrix"
 RULES = {rule.id: rule for rule in load_rules(DATA / "rules")}
 SNAPSHOTS = load_snapshots(DATA / "contracts")
 MATRIX = load_matrix(DATA / "matrix.toml")
-_NEEDED = {BASE, *(version for sides in RELEASES.values() for version in sides)}
+_NEEDED = {BASE, *(version for sides in RELEASE_CHANGES.values() for version in sides)}
 # Addresses and folders: they differ from run to run.
 _VARIABLE = re.compile(r" at 0x[0-9a-f]+| \(/[^)]*\)?")
 
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{exc}\n")
         return int(exc.exit_code)
     rules = [RULES[name] for name in options.rules or RULES]
-    with tempfile.TemporaryDirectory(prefix="mcore-compat-planted-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-changed-") as folder:
         cases = [case for rule in rules for case in _cases(rule, Path(folder), options.cells)]
         rows = _judged(cases, options.cells, options.jobs)
     rows += [(rule.id, "—", "none", str(rule.unwitnessed)) for rule in rules if rule.witness is None]
@@ -89,28 +89,24 @@ def main(arguments: list[str]) -> int:
 def _cases(rule: Rule, folder: Path, cells: Path) -> Iterator[Case]:
     if rule.witness is None:
         return
-    if rule.id in PLANTS:
-        yield _planted(rule, folder / rule.id, cells)
-    if rule.id in RELEASES:
-        old, new = RELEASES[rule.id]
+    if rule.id in RULE_CHANGES:
+        yield _changed(rule, folder / rule.id, cells)
+    if rule.id in RELEASE_CHANGES:
+        old, new = RELEASE_CHANGES[rule.id]
         yield Case(rule, f"{old} → {new}", _finding(rule, SNAPSHOTS[old], SNAPSHOTS[new]), (old, new))
-    if rule.id not in PLANTS and rule.id not in RELEASES:
+    if rule.id not in RULE_CHANGES and rule.id not in RELEASE_CHANGES:
         yield Case(rule, "nowhere", None, (BASE, BASE))
 
 
-def _planted(rule: Rule, folder: Path, cells: Path) -> Case:
+def _changed(rule: Rule, folder: Path, cells: Path) -> Case:
     """The base release, and a copy of it with the change in it."""
     (site,) = (cells / BASE / "venv" / "lib").glob("python3*/site-packages")
     shutil.copytree(site / "megatron", folder / "megatron")
     (metadata,) = site.glob("megatron_core-*.dist-info")
     shutil.copytree(metadata, folder / metadata.name)
-    for file, old, new in PLANTS[rule.id]:
-        path = folder / file
-        text = path.read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{rule.id}: the text to replace stands {text.count(old)} times in {file}: {old!r}"
-        path.write_text(text.replace(old, new), encoding="utf-8")
-    finding = _finding(rule, SNAPSHOTS[BASE], extract(read_directory(folder), "planted"))
-    return Case(rule, f"{BASE}, planted", finding, (BASE, BASE), folder)
+    edit_folder(folder, RULE_CHANGES[rule.id])
+    finding = _finding(rule, SNAPSHOTS[BASE], extract(read_directory(folder), "changed"))
+    return Case(rule, f"{BASE}, changed", finding, (BASE, BASE), folder)
 
 
 def _finding(rule: Rule, old: Contract, new: Contract) -> Finding | None:
@@ -123,7 +119,7 @@ def _cell(version: str, tree: Path | None) -> Cell:
     assert cell is not None
     if tree is None:
         return cell
-    variable = ReasonedVariable(name="PYTHONPATH", value=str(tree), reason="the planted copy comes first")
+    variable = ReasonedVariable(name="PYTHONPATH", value=str(tree), reason="the changed copy comes first")
     return cell.model_copy(update={"env": (*cell.env, variable)})
 
 

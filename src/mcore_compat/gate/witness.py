@@ -22,7 +22,7 @@ Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
 _LIMIT_S = 180
 # Read, never imported here: it needs torch, which only the cells must have.
-_STANDIN = Path(__file__).with_name("witness_prelude.py")
+_PRELUDE = Path(__file__).with_name("witness_prelude.py")
 # Each witness in a child of its own, so that none can disturb another. The slow import is paid once, in the parent,
 # after those witnesses that need a process without it.
 _DRIVER = """
@@ -96,7 +96,7 @@ def witness_of(finding: Finding) -> Lines | None:
     if witness is None:
         return None
     code = witness.code.replace("$detail", finding.detail).replace("$item", finding.item)
-    prelude = _STANDIN.read_text(encoding="utf-8") if witness.standin else ""
+    prelude = _PRELUDE.read_text(encoding="utf-8") if witness.prelude else ""
     return Lines(f"{prelude}\n{code}", witness.isolated, witness.fails_with)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Standin:
+class Stub:
     """Answers None to every attribute that it was not given: every option is off."""
 
     def __init__(self, **given: Any) -> None:
@@ -25,7 +25,7 @@ class Standin:
         return None
 
 
-class Head(Standin):
+class Head(Stub):
     """An output layer: what it is called with is seen, and every attribute of it is off."""
 
     def __call__(self, input_: Any, **arguments: Any) -> tuple["Logits", None]:
@@ -64,9 +64,19 @@ def defaults() -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def walk_head(
+def own_methods(owner: type) -> dict[str, Callable[..., Any]]:
+    """Upstream's methods of a model class, along its bases; those of torch and Python are left out."""
+    found: dict[str, Callable[..., Any]] = {}
+    for base in reversed(owner.__mro__):
+        if base.__module__.partition(".")[0] not in {"torch", "builtins", "abc"}:
+            functions = {name: value for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
+            found |= {name: value for name, value in functions.items() if not name.startswith("__")}
+    return found
+
+
+def trace_forward(
     owner: type, *, processor: Callable[..., Any] | None = None, post_process: bool = True, **config: Any
-) -> Standin:
+) -> Stub:
     """Call the class's own forward with labels; report what reached the head, the hook and the loss.
 
     Args:
@@ -76,7 +86,7 @@ def walk_head(
         config: options that are on.
     """
     hidden = torch.zeros(2, 1, 4)
-    seen = Standin(order=[], hidden=hidden)
+    seen = Stub(order=[], hidden=hidden)
     tokens = torch.zeros(1, 2, dtype=torch.long)
     labels = tokens.clone()
 
@@ -91,20 +101,20 @@ def walk_head(
         assert processor is not None
         return processor(**arguments)
 
-    model = Standin(
-        config=Standin(**defaults() | {"config_logger_dir": "", "hidden_size": 4, "mup_output_mult": 1.0} | config),
+    model = Stub(
+        config=Stub(**defaults() | {"config_logger_dir": "", "hidden_size": 4, "mup_output_mult": 1.0} | config),
         pre_process=True,
         post_process=post_process,
         training=True,
         decoder=lambda *_, **__: hidden,
-        embedding=Standin(),
-        pg_collection=Standin(),
+        embedding=Stub(),
+        pg_collection=Stub(),
         output_layer=Head(seen=seen),
         compute_language_model_loss=loss,
     )
-    for name in ("_preprocess", "_postprocess", "_scale_logits"):
-        if hasattr(owner, name):
-            setattr(model, name, types.MethodType(getattr(owner, name), model))
+    for name, method in own_methods(owner).items():
+        if name not in vars(model):
+            setattr(model, name, types.MethodType(method, model))
     extra = {"output_processor": hooked} if processor is not None else {}
     forward: Callable[..., Any] = owner.forward  # type: ignore[attr-defined]
     seen.result = forward(model, tokens, tokens, None, decoder_input=hidden, labels=labels, **extra)

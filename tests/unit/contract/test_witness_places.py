@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
+from upstream_changes import BASE, RELEASE_CHANGES, RULE_CHANGES
 
 from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.contract.rules.compare import FindingState, compare_contracts
@@ -16,12 +16,11 @@ from mcore_compat.matrix.selection import Selection, plan_cells
 ROOT = Path(__file__).parents[3]
 RULES = {rule.id: rule for rule in load_rules(ROOT / "compat_matrix" / "rules")}
 CONTRACTS = load_snapshots(ROOT / "compat_matrix" / "contracts")
-PLACES = runpy.run_path(str(ROOT / "tests" / "witnesses" / "plants.py"))
 
 
 def test_every_witness_has_a_place_and_no_place_is_left_over():
     witnessed = {name for name, rule in RULES.items() if rule.witness is not None}
-    assert {*PLACES["PLANTS"], *PLACES["RELEASES"]} == witnessed
+    assert {*RULE_CHANGES, *RELEASE_CHANGES} == witnessed
 
 
 def test_a_rule_that_breaks_has_a_witness_or_cannot_have_one():
@@ -30,18 +29,18 @@ def test_a_rule_that_breaks_has_a_witness_or_cannot_have_one():
     }
 
 
-@pytest.mark.parametrize("name", PLACES["RELEASES"])
+@pytest.mark.parametrize("name", RELEASE_CHANGES)
 def test_the_rule_speaks_of_those_two_releases(name):
-    old, new = (CONTRACTS[version] for version in PLACES["RELEASES"][name])
+    old, new = (CONTRACTS[version] for version in RELEASE_CHANGES[name])
     assert any(f.state is FindingState.NEW for f in compare_contracts(old, new, [RULES[name]]))
 
 
 def test_the_environments_of_the_tests_session_are_enough():
     chosen = plan_cells(load_classified_matrix(ROOT / "compat_matrix"), Selection(classes=True))
-    needed = {PLACES["BASE"], *(version for sides in PLACES["RELEASES"].values() for version in sides)}
+    needed = {BASE, *(version for sides in RELEASE_CHANGES.values() for version in sides)}
     assert needed <= {cell.id for cell in chosen}
 
 
-@pytest.mark.parametrize("name", PLACES["PLANTS"])
-def test_a_plant_changes_something(name):
-    assert all(old != new and old for _, old, new in PLACES["PLANTS"][name])
+@pytest.mark.parametrize("name", RULE_CHANGES)
+def test_an_edit_changes_something(name):
+    assert all(edit.old and edit.old != edit.new for edit in RULE_CHANGES[name])

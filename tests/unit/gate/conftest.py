@@ -3,5 +3,5 @@
 import sys
 from pathlib import Path
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1] / "contract"):
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "contract", Path(__file__).parents[2]):
     sys.path.insert(0, str(folder))

@@ -82,7 +82,7 @@ def test_an_unknown_rule_finding_has_no_witness_and_others_are_filled_in():
     lines = witness_of(full)
     assert lines is not None
     assert '.get("loss_scale")' in lines.source
-    assert "def walk_head" in lines.source
+    assert "def trace_forward" in lines.source
     compile(lines.source, "witness", "exec")
 
 

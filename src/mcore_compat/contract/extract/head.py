@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from mcore_compat.contract.extract.inlining import ORIGIN, Inliner, bound_name
 from mcore_compat.contract.extract.modules import ClassRef, FunctionRef, ModuleIndex
 from mcore_compat.contract.extract.value_flow import (
     Operation,
@@ -16,6 +17,7 @@ from mcore_compat.contract.extract.value_flow import (
     loop_bodies,
     text,
     walk_guarded,
+    walk_in_order,
 )
 from mcore_compat.contract.model import Direction, Item, Json
 
@@ -24,11 +26,12 @@ __all__ = ["HOOK", "model_items", "multi_token_items"]
 HOOK = "output_processor"
 LOSS = "self.compute_language_model_loss"
 LAYER = "self.output_layer"
+_DELEGATE = "self._postprocess"
 _MTP_MODULE = "megatron/core/transformer/multi_token_prediction.py"
 
 
 def _where(path: str, node: ast.AST | None) -> str:
-    return f"{path}:{getattr(node, 'lineno', 0)}" if node is not None else ""
+    return f"{getattr(node, ORIGIN, path)}:{getattr(node, 'lineno', 0)}" if node is not None else ""
 
 
 def _in_loop(function: ast.FunctionDef) -> set[ast.AST]:
@@ -64,10 +67,14 @@ class _Head:
 
 
 def _locate(index: ModuleIndex, model: ClassRef, forward: FunctionRef) -> _Head:
-    handover = call_of(forward.node, "self._postprocess")
+    wanted = frozenset({HOOK, LOSS, LAYER, _DELEGATE})
+    inline = Inliner(index, model, wanted)
+    forward = inline(forward)
+    handover = call_of(forward.node, _DELEGATE)
     if handover is None:
         return _Head(forward, forward, None, None)
-    return _Head(forward, index.method(model, "_postprocess"), "_postprocess", handover)
+    function = index.method(model, "_postprocess")
+    return _Head(forward, inline(function) if function is not None else None, "_postprocess", handover)
 
 
 def model_items(index: ModuleIndex, prefix: str, class_name: str, *modules: str) -> Iterator[Item]:
@@ -99,11 +106,11 @@ def model_items(index: ModuleIndex, prefix: str, class_name: str, *modules: str)
         value: Json = list(method.signature) if method else None
         yield Item(f"{prefix}.{name}", direction, value, method.where if method else "")
     head = _locate(index, model, forward)
-    yield from _hook_items(prefix, head)
+    yield from _hook_items(index, prefix, model, head)
     yield from _head_items(index, prefix, model, head)
 
 
-def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
+def _hook_items(index: ModuleIndex, prefix: str, model: ClassRef, head: _Head) -> Iterator[Item]:
     accepted = any(part.partition("=")[0] == HOOK for part in head.forward.signature)
     body = head.function.node if head.function else None
     call = call_of(body, HOOK) if body is not None else None
@@ -114,7 +121,9 @@ def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
     conditions = _conditions(head.function.node, call) if head.function is not None and call is not None else None
     if conditions is not None and {"False", "None", "0"} & set(conditions):
         call = conditions = None
-    status = "absent" if not accepted else ("called" if call is not None else "accepted and ignored")
+    receiver = _receiver(index, model, head) if call is None else None
+    ignored = f"handed to {receiver}" if receiver else "accepted and ignored"
+    status = "absent" if not accepted else ("called" if call is not None else ignored)
     if accepted and head.function is None:
         status = "unreachable"  # the head's own item says why
     yield Item(f"{prefix}.hook", Direction.CALLED_BY, status, _where(head.forward.path, head.forward.node))
@@ -129,6 +138,23 @@ def _hook_items(prefix: str, head: _Head) -> Iterator[Item]:
     yield Item(f"{prefix}.hook.arguments", Direction.CALLED_BY, arguments, where)
     yield Item(f"{prefix}.hook.result", Direction.CALLED_BY, returned, where)
     yield Item(f"{prefix}.hook.conditions", Direction.CALLED_BY, conditions if accepted else None, where)
+
+
+def _receiver(index: ModuleIndex, model: ClassRef, head: _Head) -> str | None:
+    """What is given the hook, and may call it where the source does not show it."""
+    for call in calls(head.function.node) if head.function is not None else ():
+        if call is head.handover or not _gives(call, HOOK):
+            continue
+        callee = text(call.func)
+        own = index.method(model, callee.removeprefix("self.")) if callee.startswith("self.") else None
+        parameter = bound_name(own.node, call, HOOK) if own is not None else None
+        if own is None or parameter is None or any(_gives(inner, parameter) for inner in calls(own.node)):
+            return callee
+    return None
+
+
+def _gives(call: ast.Call, name: str) -> bool:
+    return any(text(one) == name for one in (*call.args, *(keyword.value for keyword in call.keywords)))
 
 
 def _conditions(function: ast.FunctionDef, call: ast.Call) -> tuple[str, ...]:
@@ -164,25 +190,22 @@ _EVENTS = {
 def _events(function: ast.FunctionDef) -> list[Json]:
     """The order in which the function does what we rely on."""
     looped = _in_loop(function)
-    found: list[tuple[int, int, str]] = []
-    for call in calls(function):
-        name = _EVENTS.get(text(call.func))
-        if name in {"head", "loss"} and call in looped:
-            name = "mtp loss" if name == "loss" else None
-        if name:
-            found.append((call.lineno, call.col_offset, name))
+    returns: dict[ast.AST, str] = {}
     for statement, guards in walk_guarded(function.body):
-        if not isinstance(statement, ast.Return):
-            continue
-        if guards == ("not self.post_process",):
-            found.append((statement.lineno, 0, "other stages return"))
-        elif "labels is None" in guards:
-            found.append((statement.lineno, 0, "logits return"))
-    ordered: list[Json] = []
-    for *_, name in sorted(found):
-        if name not in ordered:
-            ordered.append(name)
-    return ordered
+        if isinstance(statement, ast.Return) and guards == ("not self.post_process",):
+            returns[statement] = "other stages return"
+        elif isinstance(statement, ast.Return) and "labels is None" in guards:
+            returns[statement] = "logits return"
+    ordered: dict[str, None] = {}
+    for node in walk_in_order(function):
+        name = returns.get(node)
+        if isinstance(node, ast.Call):
+            name = _EVENTS.get(text(node.func))
+            if name in {"head", "loss"} and node in looped:
+                name = "mtp loss" if name == "loss" else None
+        if name:
+            ordered.setdefault(name)
+    return list(ordered)
 
 
 def _head_items(index: ModuleIndex, prefix: str, model: ClassRef, head: _Head) -> Iterator[Item]:
@@ -299,7 +322,7 @@ _LAYER_KEYWORDS = ("bias", "skip_bias_add", "gather_output", "skip_weight_param_
 
 def _layer_value(index: ModuleIndex, model: ClassRef) -> Json:
     """Which classes the output layer can be, and the constructor arguments that matter to us."""
-    init = index.function(model.path, "__init__", model.node.name)
+    init = index.own_method(model, "__init__").function
     constructor = init.node.body if init is not None else []
     found: list[Json] = []
     for statement, _ in walk_guarded(constructor):

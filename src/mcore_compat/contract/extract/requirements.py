@@ -12,7 +12,8 @@ from email.parser import HeaderParser
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from mcore_compat.contract.extract.modules import ModuleIndex, absolute_module
+from mcore_compat.contract.extract.modules import ModuleIndex
+from mcore_compat.contract.extract.scopes import absolute_module
 from mcore_compat.contract.model import Direction, Item, Json, VersionLabels
 from mcore_compat.contract.source.tree import SourceTree
 

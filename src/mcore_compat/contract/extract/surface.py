@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from mcore_compat.contract.extract.head import model_items, multi_token_items
 from mcore_compat.contract.extract.modules import ClassRef, FunctionRef, ModuleIndex
+from mcore_compat.contract.extract.replaced import binding_items, replaced_items
 from mcore_compat.contract.extract.requirements import import_items, metadata_items, version_labels
 from mcore_compat.contract.extract.value_flow import calls, keywords_of, text
 from mcore_compat.contract.model import Contract, Direction, Item, Json
@@ -103,6 +104,8 @@ def _items(index: ModuleIndex) -> Iterator[Item]:
     yield from _config_items(index)
     yield from metadata_items(index.tree)
     yield from import_items(index)
+    yield from replaced_items(index)
+    yield from binding_items(index)
 
 
 def _method_item(index: ModuleIndex, item_id: str, direction: Direction, owner: ClassRef | None, name: str) -> Item:
@@ -137,7 +140,7 @@ def _loss_items(index: ModuleIndex) -> Iterator[Item]:
 def _self_attributes(index: ModuleIndex, owner: ClassRef, depth: int = 0) -> set[str]:
     """Names that ``__init__`` sets on self, here and in base classes of the tree."""
     found: set[str] = set()
-    init = index.function(owner.path, "__init__", owner.node.name)
+    init = index.own_method(owner, "__init__").function
     if init is not None:
         for node in ast.walk(init.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and text(node.value) == "self":
@@ -209,7 +212,7 @@ def _plan_items(index: ModuleIndex) -> Iterator[Item]:
     """The schedule plan's node that calls ``_postprocess``: who it hands over, and what it does to the result."""
     yield Item("plan.attributes", Direction.READ, _plan_attributes(index))
     owner = index.find_class("PostProcessNode")
-    forward = index.function(owner.path, "forward_impl", owner.node.name) if owner else None
+    forward = index.own_method(owner, "forward_impl").function if owner else None
     call = next((c for c in calls(forward.node) if text(c.func).endswith("._postprocess")), None) if forward else None
     if owner is None or forward is None or call is None:
         yield Item("plan.postprocess", Direction.CALLED_BY, None)

@@ -12,7 +12,17 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Operation", "call_of", "calls", "follow_value", "keywords_of", "loop_bodies", "text", "walk_guarded"]
+__all__ = [
+    "Operation",
+    "call_of",
+    "calls",
+    "follow_value",
+    "keywords_of",
+    "loop_bodies",
+    "text",
+    "walk_guarded",
+    "walk_in_order",
+]
 
 VALUE = "@"
 
@@ -37,11 +47,17 @@ def text(node: ast.AST) -> str:
     return " ".join(ast.unparse(node).split())
 
 
+def walk_in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all inside it, in source order; unlike line numbers this also holds for inlined code."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from walk_in_order(child)
+
+
 def calls(scope: ast.AST | Sequence[ast.AST]) -> Iterator[ast.Call]:
     """All calls inside, in source order."""
-    nodes = [scope] if isinstance(scope, ast.AST) else list(scope)
-    found = [node for top in nodes for node in ast.walk(top) if isinstance(node, ast.Call)]
-    yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+    for top in [scope] if isinstance(scope, ast.AST) else scope:
+        yield from (node for node in walk_in_order(top) if isinstance(node, ast.Call))
 
 
 def call_of(scope: ast.AST | Sequence[ast.AST], *callees: str) -> ast.Call | None:
@@ -83,18 +99,23 @@ def walk_guarded(body: Sequence[ast.stmt], guards: tuple[str, ...] = ()) -> Iter
     """Simple statements and compound heads in source order, each with the conditions it stands under."""
     for statement in body:
         yield statement, guards
-        if isinstance(statement, ast.If):
-            test = text(statement.test)
-            yield from walk_guarded(statement.body, (*guards, test))
-            yield from walk_guarded(statement.orelse, (*guards, f"not ({test})"))
-        elif isinstance(statement, ast.For | ast.While):
-            yield from walk_guarded(statement.body, guards)
-            yield from walk_guarded(statement.orelse, guards)
-        elif isinstance(statement, ast.With):
-            yield from walk_guarded(statement.body, guards)
-        elif isinstance(statement, ast.Try):
-            for part in (statement.body, statement.orelse, statement.finalbody, *(h.body for h in statement.handlers)):
-                yield from walk_guarded(part, guards)
+        for inner, condition in _branches(statement):
+            yield from walk_guarded(inner, guards if condition is None else (*guards, condition))
+
+
+def _branches(statement: ast.stmt) -> list[tuple[list[ast.stmt], str | None]]:
+    """The bodies of a compound statement in source order, each with its condition."""
+    if isinstance(statement, ast.If):
+        test = text(statement.test)
+        return [(statement.body, test), (statement.orelse, f"not ({test})")]
+    if isinstance(statement, ast.For | ast.While):
+        return [(statement.body, None), (statement.orelse, None)]
+    if isinstance(statement, ast.With):
+        return [(statement.body, None)]
+    if isinstance(statement, ast.Try):
+        handlers = [handler.body for handler in statement.handlers]
+        return [(part, None) for part in (statement.body, statement.orelse, statement.finalbody, *handlers)]
+    return []
 
 
 @dataclass
@@ -175,49 +196,74 @@ def follow_value(
         parameter: or the name that holds the value from the beginning.
         end: which call takes the value and makes something else of it; its result is not followed.
     """
-    names = _Names(values={parameter: ()} if parameter else {})
-    operations: list[Operation] = []
+    follower = _Follower(start, _Names(values={parameter: ()} if parameter else {}), end)
+    for statement, guards in walk_guarded(body):
+        follower.visit(statement, guards)
+    return follower.operations
 
-    def note(node: ast.AST, guards: tuple[str, ...], prefix: str = "") -> None:
-        shown = prefix + names.canonical(node)
+
+class _Follower:
+    """One visit per statement, in source order."""
+
+    def __init__(
+        self, start: Callable[[ast.expr], bool] | None, names: _Names, end: Callable[[ast.Call], bool]
+    ) -> None:
+        self.start = start
+        self.names = names
+        self.end = end
+        self.operations: list[Operation] = []
+
+    def visit(self, statement: ast.stmt, guards: tuple[str, ...]) -> None:
+        if isinstance(statement, ast.Assign) or (isinstance(statement, ast.AnnAssign) and statement.value is not None):
+            self._assignment(statement, guards)
+        elif isinstance(statement, ast.AugAssign):
+            held = isinstance(statement.target, ast.Name) and statement.target.id in self.names.values
+            if held or self.names.uses(statement.value):
+                self._note(statement, guards)
+        elif isinstance(statement, ast.Return) and statement.value is not None and self._starts(statement.value):
+            self.operations.append(Operation(f"return {VALUE}", None, statement.lineno))
+        else:
+            for head in _heads(statement):
+                if self.names.uses(head):
+                    prefix = "" if head is statement else f"{type(statement).__name__.lower()} "
+                    self._note(head, guards, prefix)
+
+    def _starts(self, value: ast.expr) -> bool:
+        return self.start is not None and self.start(value)
+
+    def _assignment(self, statement: ast.Assign | ast.AnnAssign, guards: tuple[str, ...]) -> None:
+        value = statement.value
+        assert value is not None
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        bound = [name for target in targets for name in _target_names(target)]
+        names = self.names
+        if self._starts(value):
+            names.values.update(dict.fromkeys(bound[:1], guards))
+        elif not names.uses(value):
+            for target in targets:  # ``logits[:, 0] = …`` keeps the value
+                if names.uses(target):
+                    self._note(target, guards, prefix="store ")
+            names.forget(bound, guards)
+        elif isinstance(value, ast.Name):
+            kind = names.values if value.id in names.values else names.containers
+            kind.update(dict.fromkeys(bound, guards))
+        elif _is_container(value, names):
+            names.containers.update(dict.fromkeys(bound, guards))
+        else:
+            self._computed(value, bound, guards)
+
+    def _computed(self, value: ast.expr, bound: list[str], guards: tuple[str, ...]) -> None:
+        """An expression that makes something of the value."""
+        ended = any(self.end(call) and self.names.uses(call) for call in calls(value))
+        self._note(value, guards, prefix="" if ended else f"{VALUE} = ")
+        if ended:
+            self.names.forget(bound, guards)
+        elif len(bound) == 1:  # several results of an unknown call: that call is the finding, not its results
+            self.names.values[bound[0]] = guards
+
+    def _note(self, node: ast.AST, guards: tuple[str, ...], prefix: str = "") -> None:
+        shown = prefix + self.names.canonical(node)
         condition = f"if {' and '.join(guards)}: " if guards else ""
         inner = node.value if isinstance(node, ast.Return | ast.Expr) else node
         callee = text(inner.func) if isinstance(inner, ast.Call) else None
-        operations.append(Operation(condition + shown, callee, getattr(node, "lineno", 0)))
-
-    for statement, guards in walk_guarded(body):
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            bound = [name for target in targets for name in _target_names(target)]
-            value = statement.value
-            if start is not None and start(value):
-                names.values.update(dict.fromkeys(bound[:1], guards))
-            elif not names.uses(value):
-                used_as_target = [t for t in targets if names.uses(t)]  # e.g. ``logits[:, 0] = …`` keeps the value
-                for target in used_as_target:
-                    note(target, guards, prefix="store ")
-                names.forget(bound, guards)
-            elif isinstance(value, ast.Name):
-                kind = names.values if value.id in names.values else names.containers
-                kind.update(dict.fromkeys(bound, guards))
-            elif _is_container(value, names):
-                names.containers.update(dict.fromkeys(bound, guards))
-            else:
-                ended = any(end(call) and names.uses(call) for call in calls(value))
-                note(value, guards, prefix="" if ended else f"{VALUE} = ")
-                if ended:
-                    names.forget(bound, guards)
-                elif len(bound) == 1:  # several results of an unknown call: that call is the finding, not its results
-                    names.values[bound[0]] = guards
-        elif isinstance(statement, ast.AugAssign):
-            held = isinstance(statement.target, ast.Name) and statement.target.id in names.values
-            if held or names.uses(statement.value):
-                note(statement, guards)
-        elif isinstance(statement, ast.Return) and start is not None and statement.value and start(statement.value):
-            operations.append(Operation(f"return {VALUE}", None, statement.lineno))
-        else:
-            for head in _heads(statement):
-                if names.uses(head):
-                    prefix = "" if head is statement else f"{type(statement).__name__.lower()} "
-                    note(head, guards, prefix)
-    return operations
+        self.operations.append(Operation(condition + shown, callee, getattr(node, "lineno", 0)))

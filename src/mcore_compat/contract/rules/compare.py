@@ -152,7 +152,8 @@ def expected_modes(contract: Contract) -> dict[str, str | None]:
             reachable = contract.value(f"{prefix}.head") in {"forward", "_postprocess"}
             callee = contract.value(f"{prefix}.head.call")
             stock = isinstance(callee, Mapping) and callee.get("callee") == "self.output_layer"
-            hook = contract.value(f"{prefix}.hook") == "called"
+            promised = str(contract.value(f"{prefix}.hook"))
+            hook = promised == "called" or promised.startswith("handed to ")
             # Either mode needs the layer itself: with another head both are refused at patch time.
             modes[prefix] = ("hook" if hook else "legacy") if reachable and stock else None
     return modes

@@ -163,6 +163,12 @@ def _changed(old: Json, new: Json, _: Arguments) -> Iterator[str]:
         yield f"{shown(old)} → {shown(new)}"
 
 
+def _differs(old: Json, new: Json, _: Arguments) -> Iterator[str]:
+    """As ``changed``, but also where one side does not have it."""
+    if old != new:
+        yield f"{shown(old)} → {shown(new)}"
+
+
 def _added(old: Json, new: Json, arguments: Arguments) -> Iterator[str]:
     """Names that a signature, list or mapping gained."""
     if old is not None and new is not None:
@@ -201,5 +207,6 @@ STATES: Mapping[str, Callable[[Json, Arguments], Iterator[str]]] = {
 CHANGES: Mapping[str, Callable[[Json, Json, Arguments], Iterator[str]]] = {
     "added": _added,
     "changed": _changed,
+    "differs": _differs,
     "removed": _removed,
 }

@@ -40,13 +40,13 @@ class RuleError(UsageError):
 class Witness(DataModel):
     """A few lines that pass on a megatron-core without the finding and fail on one with it.
 
-    ``$detail`` and ``$item`` stand for the finding's own. With ``standin`` the lines find ``Standin`` and
-    ``walk_head`` defined (:mod:`mcore_compat.gate.witness_prelude`). Lines that end in another exception than the one
-    in ``fails_with`` say nothing.
+    ``$detail`` and ``$item`` stand for the finding's own. With ``prelude`` the lines find ``Stub`` and
+    ``trace_forward`` defined (:mod:`mcore_compat.gate.witness_prelude`). Lines that end in another exception than the
+    one in ``fails_with`` say nothing.
     """
 
     code: Text
-    standin: bool = False
+    prelude: bool = False
     fails_with: Literal["AssertionError", "AttributeError", "ImportError", "TypeError"] = "AssertionError"
     isolated: Annotated[bool, Field(description="needs a process in which megatron was not imported yet")] = False
 

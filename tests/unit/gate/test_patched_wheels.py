@@ -1,4 +1,4 @@
-"""Doctored wheels are honest wheels but for one edit; and what the contract says of each, before anything is run."""
+"""Patched wheels are honest wheels but for one edit; and what the contract says of each, before anything is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from doctored import DOCTORINGS, Edit, doctor
+from upstream_changes import WHEELS, Edit, patch_wheel
 
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.rules.compare import FindingState, compare_contracts
@@ -31,7 +31,7 @@ def wheel(tmp_path):
 
 
 def test_only_the_edited_file_and_its_line_of_record_change(wheel, tmp_path):
-    made = doctor(wheel, [Edit("a.py", "y = 1", "y = 2")], tmp_path / "out" / wheel.name)
+    made = patch_wheel(wheel, [Edit("a.py", "y = 1", "y = 2")], tmp_path / "out" / wheel.name)
     with zipfile.ZipFile(made) as archive:
         content = {name: archive.read(name).decode() for name in archive.namelist()}
     assert content["a.py"] == "x = 1\ny = 2\n"
@@ -40,14 +40,14 @@ def test_only_the_edited_file_and_its_line_of_record_change(wheel, tmp_path):
     assert content["a-1.dist-info/RECORD"].splitlines() == [
         f"a.py,sha256={digest},12", "b.py,sha256=kept,6", "a-1.dist-info/RECORD,,",
     ]  # fmt: skip
-    again = doctor(wheel, [Edit("a.py", "y = 1", "y = 2")], tmp_path / "again.whl")
+    again = patch_wheel(wheel, [Edit("a.py", "y = 1", "y = 2")], tmp_path / "again.whl")
     assert again.read_bytes() == made.read_bytes()
 
 
 @pytest.mark.parametrize("edit", [Edit("a.py", "= 1", "= 2"), Edit("a.py", "q", "r"), Edit("c.py", "x", "y")])
 def test_an_edit_that_does_not_fit_is_refused(wheel, tmp_path, edit):
-    with pytest.raises(ValueError, match=r"stands \d times|has no c.py"):
-        doctor(wheel, [edit], tmp_path / "out.whl")
+    with pytest.raises(ValueError, match=r"there \d times|has no c.py"):
+        patch_wheel(wheel, [edit], tmp_path / "out.whl")
     assert not (tmp_path / "out.whl").exists()
 
 
@@ -62,10 +62,10 @@ EXPECTED = {
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("name", DOCTORINGS)
-def test_the_contract_names_what_was_planted(name, tmp_path):
+@pytest.mark.parametrize("name", WHEELS)
+def test_the_contract_names_what_was_changed(name, tmp_path):
     honest = download(find_release(load_releases(DATA / "releases.json"), "0.18.2"))
-    made = doctor(honest, DOCTORINGS[name], tmp_path / honest.name)
+    made = patch_wheel(honest, WHEELS[name], tmp_path / honest.name)
     before = load_snapshots(DATA / "contracts")["0.18.2"]
     found = compare_contracts(before, extract(read_wheel(made), name), load_rules(DATA / "rules"))
     assert {f.rule.id for f in found if f.state is FindingState.NEW and f.level == "break"} == EXPECTED[name]
