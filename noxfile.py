@@ -16,11 +16,36 @@ DEFAULTS = nox.project.load_toml("compat_matrix/matrix.toml")["defaults"]
 PINS = (f"torch=={DEFAULTS['torch']}", *(item["spec"] for item in DEFAULTS["constraints"]))
 RESULTS = Path("reports")  # where CI looks for them
 COMMAND = ("python", "-m", "mcore_compat")
+# Exit codes of the harness: broken, wrong call, could not judge, interrupted.
+VERDICTS = (1, 2, 3, 130)
+COULD_NOT_JUDGE = 3
 
 
 def harness(session: nox.Session, *more: str) -> None:
     """Install this project with the harness's needs; editable, so that the sessions see the checkout as it is."""
     session.install("-e", ".[harness]", *PINS, *more)
+
+
+def judge(session: nox.Session, *arguments: str) -> None:
+    """Install the harness and run a command that ends with a verdict; nox ends with the same exit code.
+
+    nox turns every failure into 1, which is the code of a broken release. A harness that cannot be installed judged
+    nothing, which is 3.
+    """
+    try:
+        harness(session)
+    except nox.command.CommandFailed:
+        raise SystemExit(COULD_NOT_JUDGE) from None
+    passed_on(session, *COMMAND, *arguments)
+
+
+def passed_on(session: nox.Session, *command: str, external: bool = False) -> None:
+    """Run a command; nox ends with its exit code, or with 3 when it did not end by itself."""
+    try:
+        session.run(*command, external=external)
+    except nox.command.CommandFailed as failed:
+        code = failed.return_code
+        raise SystemExit(code if code in VERDICTS else COULD_NOT_JUDGE) from None
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -45,15 +70,14 @@ def run_unit(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def compat(session: nox.Session) -> None:
     """Judge every megatron-core of the matrix (the main job)."""
-    harness(session)
-    session.run(*COMMAND, "run", *session.posargs)
+    judge(session, "run", *session.posargs)
 
 
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
     run_unit(session)
-    session.run(*COMMAND, "run", "--classes")
+    passed_on(session, *COMMAND, "run", "--classes")
 
 
 @nox.session(python=PYTHON)
@@ -88,16 +112,14 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def ecosystem(session: nox.Session) -> None:
     """The library beside other packages' real code (PEFT's adapters, verl's patch), in a few cells of their own."""
-    harness(session)
     where = ("--data=compat_matrix/ecosystem", "--suite=tests/ecosystem", "--report-dir=reports/ecosystem")
-    session.run(*COMMAND, "run", *where, *session.posargs)
+    judge(session, "run", *where, *session.posargs)
 
 
 @nox.session(python=PYTHON)
 def gate(session: nox.Session) -> None:
     """May we upgrade to this megatron-core? Give a requirement, a wheel, a git reference or a folder."""
-    harness(session)
-    session.run(*COMMAND, "gate", *session.posargs)
+    judge(session, "gate", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -118,7 +140,7 @@ def contracts(session: nox.Session) -> None:
 @nox.session(python=False)
 def gpu(session: nox.Session) -> None:
     """The GPU lane, with the host's own Python, torch and triton: nothing is installed."""
-    session.run("python3", "ci/gpu", *session.posargs, external=True)
+    passed_on(session, "python3", "ci/gpu", *session.posargs, external=True)
 
 
 @nox.session(python=PYTHON)
