@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -14,17 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junitparser import JUnitXml
 from render_builders import HOSTILE, MIXED, cell, gate, report
+from rich.console import Console
 
 from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.snapshots import load_snapshots
+from mcore_compat.errors import ReportError
 from mcore_compat.files.scrub import Scrubber, absolute_paths
-from mcore_compat.report import html, sarif
+from mcore_compat.files.untrusted import printable
+from mcore_compat.pipeline.run_folder import RunFolder
+from mcore_compat.report import gate_text, html, markdown, sarif, terminal
 from mcore_compat.report.annotations import PER_LEVEL, render_annotations
 from mcore_compat.report.html import Budget, render_page
 from mcore_compat.report.junit import render_junit
+from mcore_compat.report.readable import unreadable
 from mcore_compat.report.timeline import timeline
-from mcore_compat.report.write import write_formats
-from mcore_compat.results import Finding
+from mcore_compat.report.write import write_formats, write_run
+from mcore_compat.results import CheckResult, Finding, MegatronCore
 from mcore_compat.verdicts import Verdict
 
 DATA = Path(__file__).parents[3] / "compat_matrix"
@@ -256,3 +262,88 @@ def test_the_timeline_tells_when_the_hook_came():
     assert by_version["0.12.3"].before is None
     assert "gpt hook" in by_version["0.18.0"].modes
     assert HOSTILE not in str(TIMELINE)
+
+
+ODD_ONES = "\x00\x1b\x0b\x7f\x85\u2028\u202e\ufeff\uffff\ud800\udce9`<>&|:%,\n\r"
+ODD = st.text(st.characters() | st.sampled_from(ODD_ONES), max_size=60)
+
+
+@given(ODD, ODD, ODD)
+@settings(max_examples=15, deadline=None)
+def test_every_format_can_be_read_whatever_a_cell_says(message, name, version):
+    """Names, kinds, properties and labels come from a candidate as much as messages do."""
+    odd = cell("a", Verdict.BREAK, failing=1, message=message).model_copy(
+        update={
+            "megatron_core": MegatronCore(requested="a", distribution=version, attribute=version),
+            "device": name,
+            "reason": message,
+            "findings": (Finding(kind=name or "k", message=message, check=name or None, verdict=Verdict.BREAK),),
+            "results": (CheckResult(check=f"{name}::{name}", outcome="failed", expected=False, message=message),),
+        }
+    )
+    side = gate().candidate.model_copy(update={"name": name, "attribute": version, "cell": odd})
+    judged = gate().model_copy(update={"candidate": side, "reason": message, "next_step": name})
+    made = report(odd)
+    files = {
+        "report.md": markdown.render(made),
+        "gate.md": gate_text.markdown(judged),
+        "report.html": render_page(made, (), judged),
+        "junit.xml": render_junit(made),
+        "results.sarif": sarif.render_sarif(made, judged),
+        "annotations.txt": "\n".join(render_annotations(made, judged)),
+    }
+    assert {file: unreadable(file, text) for file, text in files.items()} == dict.fromkeys(files, "")
+    assert printable(gate_text.text(judged)) == gate_text.text(judged)
+    assert JUnitXml.fromstring(files["junit.xml"].encode()).failures == 1
+    jsonschema.Draft4Validator(SCHEMA).validate(json.loads(files["results.sarif"]))
+    sink = io.StringIO()
+    Console(file=sink, width=100, color_system=None).print(terminal.render(report(odd)))
+    assert printable(sink.getvalue()) == sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("junit.xml", "<testsuites><testsuite name='a' tests='2'><testcase/></testsuite></testsuites>"),
+        ("junit.xml", "<testsuites>\x0b</testsuites>"),
+        ("junit.xml", "<testsuites>"),
+        ("report.html", "<p><b></p></b>"),
+        ("report.html", "<p>"),
+        ("report.html", "<a href='#nowhere'></a>"),
+        ("report.html", "<p id='a'></p><p id='a'></p>"),
+        ("report.html", "<script></script>"),
+        ("results.sarif", '{"runs": [{"tool": {"driver": {"rules": []}}, "results": [{"ruleId": "x"}]}]}'),
+        ("results.sarif", "{}"),
+        ("gate.json", "{"),
+        ("gate.json", "NaN"),
+        ("report.md", "```text\nx"),
+        ("report.md", "a\x1b[31m"),
+        ("annotations.txt", "::error title=a::b\nc"),
+        ("annotations.txt", "\udce9"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_not_written(name, text):
+    assert unreadable(name, text)
+
+
+def test_one_format_that_fails_costs_no_other_and_leaves_its_old_file(monkeypatch):
+    monkeypatch.setattr("mcore_compat.report.write.render_junit", lambda _: "<testsuites>")
+    monkeypatch.setattr("mcore_compat.report.write.render_sarif", lambda *_: 1 / 0)
+    found = {"junit.xml": "old"}
+    with pytest.raises(ReportError, match=r"junit\.xml \(ParseError.*results\.sarif \(ZeroDivisionError"):
+        write_formats(found.__setitem__, MIXED, DATA)
+    assert set(found) == {"report.md", "report.html", "junit.xml", "annotations.txt"}
+    assert found["junit.xml"] == "old"
+
+
+def test_paths_leave_before_the_formats_escape(tmp_path):
+    """What stands for a path has pointed brackets: put in later it would be an element."""
+    run = report(cell("a", Verdict.OK), verdict=Verdict.INFRA)
+    lost = Finding(kind="host", message=f"no room in {tmp_path}/cells/x", verdict=Verdict.INFRA)
+    folder = RunFolder(tmp_path, Scrubber({"reports": tmp_path}))
+    write_run(folder, run.model_copy(update={"findings": (lost,)}), DATA, gate())
+    for name in ("report.html", "junit.xml", "results.sarif", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert not unreadable(name, text)
+        assert "no room in" in text
+    assert "&lt;reports&gt;/cells/x" in (tmp_path / "junit.xml").read_text()
