@@ -1,10 +1,10 @@
-"""Forward functions that an RL framework calls: a micro-batch in, log-probs and entropy in the same container out.
+"""Forward functions for RL frameworks: a micro-batch in, log-probs and entropy in the same container out.
 
-Names and signatures are verl's (``verl.models.mcore``), so that a framework switches by changing an import. The
-unfused counterparts take the same arguments and give the same result from stock logits.
-Where verl 0.9.1 differs: labels past a row's end are ignored here (log-prob and entropy 0) instead of wrapping
-round; positions masked by ``labels_mask`` have entropy 0 too; position ids are packed with the tokens; inputs that
-the model cannot take are refused instead of dropped.
+Names and signatures are verl's (``verl.models.mcore``), so that a framework can switch by changing an import. The
+unfused counterparts take the same arguments and compute the same result from stock logits.
+Differences to verl 0.9.1: labels past the end of a row are ignored (log-prob and entropy 0) instead of wrapping
+around; positions masked by ``labels_mask`` have entropy 0 too; position ids are packed with the tokens; MoE routers do
+not see padding; inputs that the model cannot take are refused instead of dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mcore_fused.errors import PackingError
 from mcore_fused.frameworks.heads import FusedHead, Head, StockHead
 from mcore_fused.frameworks.inputs import (
     Stage,
@@ -26,6 +25,7 @@ from mcore_fused.frameworks.inputs import (
     padded_rows,
     position_ids_for,
     read_stage,
+    router_mask,
 )
 from mcore_fused.packing import IGNORE_INDEX, ContextParallelLayout, PackingLayout, packed_seq_params
 from mcore_fused.patch import ModeRequest
@@ -112,8 +112,9 @@ class NoPaddingForward(Protocol):
             pad_token_id: fills right-padded ids of vision models; others pad with token 0.
             cp_layout: how rows are split over context-parallel ranks.
             local_cp_size: context-parallel size of this micro-batch alone.
-            router_padding_mask: packed ``[1, local_tokens]`` bool, True where the MoE router must not look;
-                handed to the model as ``padding_mask`` (megatron-core 0.16 and newer).
+            router_padding_mask: packed ``[1, local_tokens]`` bool, True at slots that a MoE router leaves out;
+                passed to the model as ``padding_mask`` (megatron-core 0.16 and newer). By default the slots
+                that hold no token, if the model takes the mask.
             pad_to_length_bucket: multiple of the global padded length.
 
         Returns:
@@ -176,6 +177,8 @@ def _padded(head: Head, vision_model: bool) -> PaddedForward:
         else:
             tokens = _packed_tokens(layout, input_ids, position_ids_for(stage, layout, position_ids))
         keywords = tokens | multi_modal_keywords(multi_modal_inputs, input_ids.device)
+        if not vision_model:
+            keywords |= router_mask(stage, layout)
         packed = layout.pack_labels(labels, shift=False, mask=labels_mask) if stage.has_head else None
         return _run(head, model, stage, layout, keywords, packed, temperature)
 
@@ -207,7 +210,8 @@ def _no_padding(head: Head, vision_model: bool) -> NoPaddingForward:
         else:
             tokens = _packed_tokens(layout, input_ids, position_ids_for(stage, layout))
         keywords = tokens | multi_modal_keywords(multi_modal_inputs, input_ids.device)
-        keywords |= _router_mask(layout, router_padding_mask)
+        if router_padding_mask is not None or not vision_model:  # a vision model packs by itself, and pads by itself
+            keywords |= router_mask(stage, layout, router_padding_mask)
         packed = layout.pack_labels(labels) if stage.has_head else None
         outputs = _run(head, model, stage, layout, keywords, packed, temperature)
         if not calculate_entropy and isinstance(outputs, dict):
@@ -220,17 +224,6 @@ def _no_padding(head: Head, vision_model: bool) -> NoPaddingForward:
 def _packed_tokens(layout: PackingLayout, input_ids: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Any]:
     # Every stage gets the packed ids: a last stage with MTP embeds them again. The rows' boundaries are the mask.
     return {"input_ids": layout.pack_ids(input_ids), "attention_mask": None, "position_ids": position_ids}
-
-
-def _router_mask(layout: PackingLayout, mask: torch.Tensor | None) -> dict[str, Any]:
-    if mask is None:
-        return {}
-    if tuple(mask.shape) != (1, layout.local_tokens):
-        raise PackingError(
-            f"router_padding_mask is {list(mask.shape)}, this rank holds {layout.local_tokens} slots.",
-            "pack it as the tokens are packed: PackingLayout.padding_mask is such a mask.",
-        )
-    return {"padding_mask": mask}
 
 
 def _run(

@@ -1,8 +1,7 @@
-"""What a forward function must know of a model before it calls it: stage, groups, alignment, keywords."""
+"""What a forward function reads from a model before it calls it: stage, groups, alignment, keywords."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,12 @@ from torch import nn
 from mcore_fused.errors import (
     CallArgumentError,
     CallTypeError,
+    PackingError,
     UnsupportedConfigError,
     UnsupportedModelError,
     qualified_name,
 )
+from mcore_fused.model.signature import forward_parameters, takes_any_keyword
 from mcore_fused.model.unwrap import WrapperChain, unwrap_chain
 from mcore_fused.packing import (
     ContextParallelLayout,
@@ -35,6 +36,7 @@ __all__ = [
     "padded_rows",
     "position_ids_for",
     "read_stage",
+    "router_mask",
 ]
 
 # Keys that data loaders put among the multi-modal inputs for their own bookkeeping; no model reads them.
@@ -122,20 +124,63 @@ def check_packs_by_itself(chain: WrapperChain) -> None:
 def accepts(chain: WrapperChain, keyword: str) -> bool:
     """Whether a call through the chain can take ``keyword``.
 
-    The outermost object that either names it or has no ``**kwargs`` decides; wrappers that hand everything on
-    say nothing.
+    The outermost object that either names it or has no ``**kwargs`` decides. If all have ``**kwargs``, it can.
     """
+    named = _names(chain, keyword)
+    return named is None or named
+
+
+def _names(chain: WrapperChain, keyword: str) -> bool | None:
+    """Whether some forward of the chain names ``keyword``; None if every one has ``**kwargs`` and none names it."""
     for module in (*chain.wrappers, chain.model):
-        parameters = inspect.signature(module.forward).parameters
+        parameters = forward_parameters(module.forward)
         if keyword in parameters:
             return True
-        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        if not takes_any_keyword(parameters):
             return False
-    return True
+    return None
+
+
+def router_mask(stage: Stage, layout: PackingLayout, given: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """Return the ``padding_mask`` keyword, by which a MoE router leaves out slots that hold no token.
+
+    The losses and the expert bias of a router count every slot otherwise. ``GPTModel`` takes the mask from
+    megatron-core 0.16 on; a forward that does not name it is called without.
+
+    Args:
+        stage: the model chunk.
+        layout: the packed batch.
+        given: the caller's own mask, packed ``[1, local_tokens]`` bool, True at slots to leave out.
+
+    Returns:
+        The keyword with ``[1, local_tokens]``, or with this rank's slice of it where the model does not split the
+        mask over sequence-parallel ranks by itself; or nothing.
+
+    Raises:
+        PackingError: the caller's mask has another shape.
+    """
+    if given is not None and tuple(given.shape) != (1, layout.local_tokens):
+        raise PackingError(
+            f"router_padding_mask is {list(given.shape)}, and this rank holds {layout.local_tokens} slots.",
+            "pack it in the same way as the tokens: PackingLayout.padding_mask is such a mask.",
+        )
+    if given is None and not _names(stage.chain, "padding_mask"):
+        return {}
+    mask = layout.padding_mask if given is None else given
+    model: Any = stage.chain.model
+    if stage.settings.sequence_shards > 1 and not _splits_mask(model):
+        mask = mask.tensor_split(stage.settings.sequence_shards, dim=1)[stage.groups.tp_rank].contiguous()
+    return {"padding_mask": mask}
+
+
+def _splits_mask(model: Any) -> bool:
+    """Whether the model splits the mask itself: ``GPTModel`` does on its first stage, and no other model does."""
+    preprocess = getattr(type(model), "_preprocess", None)
+    return bool(model.pre_process) and preprocess is not None and "padding_mask" in forward_parameters(preprocess)
 
 
 def checked_keywords(chain: WrapperChain, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords to call with: None where the model does not know the name is left out, a value is refused.
+    """Return the keywords to call with, without those that are None and unknown to the model.
 
     Raises:
         CallTypeError: a value that would change the result cannot reach the model.
@@ -151,7 +196,7 @@ def checked_keywords(chain: WrapperChain, keywords: Mapping[str, Any]) -> dict[s
 
 
 def multi_modal_keywords(multi_modal_inputs: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any]:
-    """Multi-modal inputs (pixel values, grids …) on the model's device; book-keeping entries left out."""
+    """Return multi-modal inputs (pixel values, grids …) on the model's device, without bookkeeping entries."""
     return {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in (multi_modal_inputs or {}).items()
@@ -160,7 +205,7 @@ def multi_modal_keywords(multi_modal_inputs: Mapping[str, Any] | None, device: t
 
 
 def position_ids_for(stage: Stage, layout: PackingLayout, given: torch.Tensor | None = None) -> torch.Tensor:
-    """Packed position ids.
+    """Return packed position ids.
 
     Args:
         stage: the model chunk.
@@ -170,8 +215,13 @@ def position_ids_for(stage: Stage, layout: PackingLayout, given: torch.Tensor | 
 
     Returns:
         ``[1, local_tokens]``, or ``[axes, 1, local_tokens]`` for multi-axis rope.
+
+    Raises:
+        PackingError: the positions do not fit the batch, or their axes cannot be told from their rows.
     """
     if given is not None and not given.is_nested and given.dim() == 3:
+        if given.shape[0] == given.shape[1]:
+            _check_axes_come_first(layout, given)
         return torch.stack([layout.pack(axis, what="position_ids") for axis in given])
     packed = layout.position_ids if given is None else layout.pack(given, what="position_ids")
     if getattr(stage.chain.model, "position_embedding_type", None) == "mrope":
@@ -179,12 +229,43 @@ def position_ids_for(stage: Stage, layout: PackingLayout, given: torch.Tensor | 
     return packed
 
 
+def _check_axes_come_first(layout: PackingLayout, given: torch.Tensor) -> None:
+    """Refuse ``[rows, axes, width]`` where there are as many rows as axes, so that the shape does not tell them apart.
+
+    Text has the same position on every axis, and every row starts and ends with text. Axes come first if that holds
+    for them and images are seen in this reading; the check reads the device in this one case only.
+    """
+    axes_first, rows_first = _read_axes(layout, given), _read_axes(layout, given.transpose(0, 1))
+    if torch.equal(axes_first, rows_first):
+        return
+    if _is_plausible(layout, axes_first) and not _is_plausible(layout, rows_first):
+        return
+    raise PackingError(
+        f"position_ids are {list(given.shape)}, and their values do not say that axes come before rows.",
+        "pass [axes, rows, width], or a micro-batch with another number of rows than axes.",
+    )
+
+
+def _read_axes(layout: PackingLayout, given: torch.Tensor) -> torch.Tensor:
+    """Return ``[axes, tokens]`` of the real tokens of all rows."""
+    return torch.stack([layout.container.real(layout.container.flatten(axis, "position_ids")) for axis in given])
+
+
+def _is_plausible(layout: PackingLayout, axes: torch.Tensor) -> bool:
+    """Whether rows start and end with text, and have something else in between."""
+    text = (axes == axes[0]).all(dim=0)
+    offsets = layout.container.offsets
+    filled = offsets.diff() > 0
+    first, last = offsets[:-1][filled], offsets[1:][filled] - 1
+    return bool(text[first].all()) and bool(text[last].all()) and not bool(text.all())
+
+
 def padded_rows(
     layout: PackingLayout, input_ids: torch.Tensor, pad_token_id: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A jagged batch as right-padded ids and mask ``[rows, width]``, as vision-language models take it.
+    """Return a jagged batch as right-padded ids and mask ``[rows, width]``, the input of vision-language models.
 
-    Such models merge image tokens first and pack afterwards; the width suits the model's own sequence split.
+    Such models merge image tokens first and pack afterwards; the width is divisible by the model's sequence split.
 
     Raises:
         CallArgumentError: no padding token was given.

@@ -1,4 +1,4 @@
-"""What packing asks of Megatron: its packed-sequence container and its parallel state. Imported lazily."""
+"""What packing needs from Megatron: its packed-sequence container and its parallel state. Imported lazily."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ParallelGroups:
         cp_rank: this one.
         cp_group: their group; None with one rank.
         tp_size: tensor-parallel ranks.
-        local_cp_size: set when the group was chosen for this micro-batch (dynamic context parallelism).
+        local_cp_size: set if the group was chosen for this micro-batch (dynamic context parallelism).
+        tp_rank: this rank among the tensor-parallel ranks.
     """
 
     cp_size: int = 1
@@ -35,10 +36,11 @@ class ParallelGroups:
     cp_group: torch.distributed.ProcessGroup | None = None
     tp_size: int = 1
     local_cp_size: int | None = None
+    tp_rank: int = 0
 
 
 def parallel_groups(local_cp_size: int | None = None, collection: object | None = None) -> ParallelGroups:
-    """The groups at hand.
+    """Return the process groups of a micro-batch.
 
     Args:
         local_cp_size: context-parallel size of this micro-batch alone, None for the static one.
@@ -53,7 +55,8 @@ def parallel_groups(local_cp_size: int | None = None, collection: object | None 
     from megatron.core import parallel_state
 
     tp_group = getattr(collection, "tp", None)
-    tp_size = tp_group.size() if tp_group is not None else parallel_state.get_tensor_model_parallel_world_size()
+    if tp_group is None:
+        tp_group = parallel_state.get_tensor_model_parallel_group()
     if local_cp_size is None:
         cp_group = getattr(collection, "cp", None)
         if cp_group is None:
@@ -61,7 +64,7 @@ def parallel_groups(local_cp_size: int | None = None, collection: object | None 
     else:
         cp_group = _dynamic_group(parallel_state, local_cp_size)
     cp_rank = torch.distributed.get_rank(group=cp_group)
-    return ParallelGroups(cp_group.size(), cp_rank, cp_group, tp_size, local_cp_size)
+    return ParallelGroups(cp_group.size(), cp_rank, cp_group, tp_group.size(), local_cp_size, tp_group.rank())
 
 
 def _single_process(local_cp_size: int | None) -> ParallelGroups:

@@ -45,7 +45,6 @@ def test_language_and_vision_language_models_are_registered():
 @pytest.mark.parametrize(
     "config",
     [
-        SimpleNamespace(architectures=["NoSuchModel"]),
         SimpleNamespace(architectures=["LlamaForCausalLM", "Qwen2ForCausalLM"]),
         SimpleNamespace(architectures=[]),
         SimpleNamespace(architectures=None),
@@ -53,11 +52,21 @@ def test_language_and_vision_language_models_are_registered():
         SimpleNamespace(),
     ],
 )
-def test_unknown_none_and_several_architectures_are_refused(getter, config):
+def test_none_and_several_architectures_are_refused(getter, config):
     with pytest.raises(RegistryError) as refusal:
         getter(config)
     assert isinstance(refusal.value, MCoreFusedError)
     assert refusal.value.next_step
+
+
+@pytest.mark.parametrize("getter", GETTERS)
+def test_an_architecture_that_nobody_registered_gets_the_language_forward(getter, monkeypatch):
+    """The model is checked when it is called; its name says nothing about its head."""
+    asked = []
+    monkeypatch.setattr(registry, GETTERS[getter], lambda vision_model: asked.append(vision_model) or "forward")
+    assert getter(SimpleNamespace(architectures=["NoSuchModel"])) == "forward"
+    assert asked == [False]
+    assert "NoSuchModel" not in registered_architectures()
 
 
 def test_an_architecture_can_be_registered_once_and_repeated_but_not_changed():

@@ -21,6 +21,8 @@ def features() -> frozenset[str]:
         found.add("upstream_hook")  # in the release's own model, not only in a backport's
     if hasattr(model_class(), "build_schedule_plan"):
         found.add("schedule_plan")
+    if "padding_mask" in inspect.signature(GPTModel.forward).parameters:
+        found.add("router_padding_mask")
     if _has_megatron_fsdp():
         found.add("megatron_fsdp")
     return frozenset(found)
