@@ -57,6 +57,8 @@ class FusedOutputProcessorContext:
         return_hidden_states: keep the hidden states in the output (keeps that activation alive).
         single_tensor: return one tensor ``[2, batch, seq]`` (log-probs, entropy) instead of the dataclass;
             the 1F1B schedule plan passes only single tensors between its nodes.
+        counted_rows: number of labels on this rank that are not ``ignore_index``, or an upper bound of it; only that
+            many rows are projected. See :func:`mcore_fused.linear_cross_entropy`.
 
     Raises:
         CallArgumentError: temperature is not finite, or not above 0.
@@ -70,6 +72,7 @@ class FusedOutputProcessorContext:
     backend: str = "auto"
     return_hidden_states: bool = False
     single_tensor: bool = False
+    counted_rows: int | None = None
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

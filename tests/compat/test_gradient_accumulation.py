@@ -7,11 +7,12 @@ through autograd loses it as soon as the stock head has run in the same step: fo
 
 import pytest
 import torch
-from support.gradient_accumulation import Wrapping, accumulated, pipeline_accumulated
 from support.models import Shape
-from support.ranks import run_ranks
+from support.ranks.gradient_accumulation import Wrapping, accumulated, pipeline_accumulated
 
-pytestmark = pytest.mark.needs("call", "patch")
+from mcore_compat.testing.ranks import run_ranks
+
+pytestmark = pytest.mark.needs("call", "patch", "main_grad")
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TIED = pytest.mark.parametrize("tied", [False, True])
@@ -47,6 +48,7 @@ def test_one_micro_batch(mode, tied):
     assert_same_main_grads(accumulated(shape, ["policy"], mode), accumulated(shape, ["policy"], "stock"))
 
 
+@pytest.mark.needs("mtp")
 @pytest.mark.since("mtp")
 @MODES
 @TIED
@@ -98,6 +100,7 @@ def test_with_full_recompute(mode):
     assert_same_main_grads(accumulated(shape, kinds, mode), accumulated(shape, kinds, "stock"))
 
 
+@pytest.mark.needs("tensor_parallel")
 @MODES
 @TIED
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -112,6 +115,7 @@ def test_tensor_parallel(mode, tied, sequence_parallel):
         assert_same_main_grads(actual, expected)
 
 
+@pytest.mark.needs("pipeline")
 @MODES
 @TIED
 def test_pipeline_stages(mode, tied):

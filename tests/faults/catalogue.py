@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FILES = ("library", "futures", "upstream", "kernel", "packing", "harness", "runs")
-PLACES = ("0.18", "0.17", "upstream", "unit", "harness", "run")
+PLACES = ("0.19", "0.18", "0.17", "upstream", "unit", "harness", "run")
 
 
 class CatalogueError(Exception):
@@ -31,8 +31,8 @@ class Fault:
         id: unique name.
         what: what goes wrong, in one sentence.
         models: the public report, or the hazard, that it stands for.
-        place: where it is looked for: "0.18" or "0.17" (the property suite in a cell of that release), "upstream" (the
-            same in 0.18, with the fault in megatron-core itself), "unit" (unit tests of kernel and packing, Triton
+        place: where it is looked for: "0.19", "0.18" or "0.17" (the property suite in that release), "upstream"
+            (the same in 0.18, with the fault in megatron-core itself), "unit" (unit tests of kernel and packing, Triton
             interpreted), "harness" (unit tests of the harness), "run" (a whole run of the harness on a real cell, with
             the fault in the suite it is given).
         file: below ``src``; for "run" below ``tests``; for "upstream" below the cell's site-packages.

@@ -19,7 +19,7 @@ from catalogue import ROOT, Fault
 LIMIT_S = 300
 CONTROL_LIMIT_S = 900
 # The release that stands for each kind of cell; unit tests run in the harness's own environment.
-RELEASES = {"0.18": "0.18.2", "0.17": "0.17.1", "upstream": "0.18.2"}
+RELEASES = {"0.19": "0.19.2", "0.18": "0.18.2", "0.17": "0.17.1", "upstream": "0.18.2"}
 WORKER = Path(__file__).with_name("worker.py")
 
 

@@ -24,7 +24,7 @@ from tally import Tally
 
 CONTROL = "(nothing planted)"
 # The order in which places are begun: what takes longest first, so that both workers end together.
-ORDER = ("run", "unit", "0.18", "upstream", "harness", "0.17")
+ORDER = ("run", "unit", "0.18", "upstream", "harness", "0.17", "0.19")
 
 
 def controls(place: str, faults: Iterable[Fault]) -> list[Fault]:

@@ -56,6 +56,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "sharded": "no models whose parameters are sharded over data-parallel ranks (FSDP)",
         "mup": "no models with MuP",
         "mtp": "no models with multi-token prediction",
+        "main_grad": "no gradient accumulation fusion (weight gradients added to main_grad)",
         "moe": "no models with experts",
         "hybrid": "no HybridModel or MambaModel",
         "vlm": "no vision-language models",

@@ -48,7 +48,7 @@ def fused_head(
                 "pack, pad and shard a per-token temperature exactly as the labels.",
             )
         temperature = temperature.transpose(0, 1)
-    log_probs, entropy = _run(logits, labels, temperature, context)
+    log_probs, entropy = _run(logits, labels, temperature, context, context.counted_rows)
     if context.single_tensor:
         return torch.stack((log_probs, entropy))
     return FusedForwardOutput(log_probs, entropy, logits.hidden if context.return_hidden_states else None)
@@ -65,6 +65,7 @@ def _run(
     labels: torch.Tensor,
     temperature: float | torch.Tensor,
     context: FusedOutputProcessorContext,
+    counted_rows: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer = logits.layer
     group = tensor_parallel_group(layer)
@@ -96,6 +97,7 @@ def _run(
             logits_budget_bytes=context.logits_budget_bytes,
             reduce_hidden_grad=False,  # done by the mapping above, or wanted partial by the layer
             backend=context.backend,
+            counted_rows=counted_rows,
             gradient_accumulation_fusion=bool(getattr(layer, "gradient_accumulation_fusion", False)),
         )
 

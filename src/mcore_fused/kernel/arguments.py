@@ -111,6 +111,10 @@ def _check_options(options: KernelOptions) -> float:
         raise CallArgumentError(
             f"vocab_size is {options.vocab_size}.", "pass the number of real vocabulary rows, at least 1."
         )
+    if options.counted_rows is not None and _check_integer("counted_rows", options.counted_rows) < 0:
+        raise CallArgumentError(
+            f"counted_rows is {options.counted_rows}.", "pass an upper bound of the labels that count, or None."
+        )
     _check_integer("ignore_index", options.ignore_index)
     factor = _check_number("scale", options.scale)
     if not math.isfinite(factor):

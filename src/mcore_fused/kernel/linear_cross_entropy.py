@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mcore_fused.errors import CallArgumentError
 from mcore_fused.kernel.arguments import normalise_call
+from mcore_fused.kernel.counted_rows import counted_call
 from mcore_fused.kernel.dispatch import backend_module
 from mcore_fused.kernel.launches import record_launch
 from mcore_fused.kernel.main_grad import MainGrad
@@ -43,6 +44,7 @@ def linear_cross_entropy(
     backend: str = "auto",
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
     gradient_accumulation_fusion: bool = False,
+    counted_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each label and entropy of each row, without holding the logits.
 
@@ -75,6 +77,9 @@ def linear_cross_entropy(
         gradient_accumulation_fusion: as in Megatron: the backward adds the weight gradient to ``weight.main_grad``
             (fp32 or half precision), sets ``weight.grad_added_to_main_grad``, and hands autograd a dummy, of zeros with
             ``weight.zero_out_wgrad``.
+        counted_rows: number of labels that are not ``ignore_index``, or an upper bound of it, on the host. Only as
+            many rows are projected; None projects all. Rows that count and do not fit get NaN, and an error with
+            ``check_labels``. Under tensor parallelism all ranks pass the same number.
 
     Returns:
         ``(log_probs, entropy)`` in nats, fp32 (fp64 for fp64 inputs), of the labels' shape, or 0-dim if reduced.
@@ -98,6 +103,7 @@ def linear_cross_entropy(
         backend,
         workspace_bytes,
         gradient_accumulation_fusion,
+        counted_rows,
     )
     if torch.compiler.is_compiling():
         # one graph break at the door: what follows launches kernels and collectives on its own schedule
@@ -106,15 +112,18 @@ def linear_cross_entropy(
 
 
 def _compute(hidden: Tensor, weight: Tensor, labels: Tensor, options: KernelOptions) -> tuple[Tensor, Tensor]:
-    call = normalise_call(hidden, weight, labels, options)
+    whole = normalise_call(hidden, weight, labels, options)
+    call, rows = counted_call(whole)
     log_probs, entropy = _LinearCrossEntropy.apply(
         call.hidden, call.weight, call.labels, call.logit_scale, call.options, call.main_grad
     )
+    if rows is not None:
+        log_probs, entropy = rows.scatter(log_probs), rows.scatter(entropy)
     if options.reduction == "none":
         return log_probs.view(call.shape), entropy.view(call.shape)
     if options.reduction == "sum":
         return log_probs.sum(), entropy.sum()
-    counted = (call.labels != options.ignore_index).sum()
+    counted = (whole.labels != options.ignore_index).sum()
     return log_probs.sum() / counted, entropy.sum() / counted
 
 

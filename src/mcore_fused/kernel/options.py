@@ -38,6 +38,7 @@ class KernelOptions:
         backend: "auto", "triton" or "torch".
         workspace_bytes: memory that the backward may use beyond the gradients.
         gradient_accumulation_fusion: the weight gradient is added to ``weight.main_grad`` in the backward.
+        counted_rows: upper bound of the rows that count, or None to compute all rows.
     """
 
     temperature: float | Tensor = 1.0
@@ -53,3 +54,4 @@ class KernelOptions:
     backend: str = "auto"
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
     gradient_accumulation_fusion: bool = False
+    counted_rows: int | None = None

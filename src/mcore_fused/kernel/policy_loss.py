@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from mcore_fused.errors import CallArgumentError, CallTypeError
 from mcore_fused.kernel.arguments import normalise_call
+from mcore_fused.kernel.counted_rows import counted_call
 from mcore_fused.kernel.dispatch import backend_module
 from mcore_fused.kernel.launches import record_launch
 from mcore_fused.kernel.main_grad import MainGrad
@@ -175,14 +176,15 @@ def fused_linear_policy_loss(
     reduce_hidden_grad: bool = True,
     backend: str = "auto",
     gradient_accumulation_fusion: bool = False,
+    counted_rows: int | None = None,
 ) -> PolicyLossOutput:
     """Policy loss of ``softmax(hidden @ weight.T * scale / temperature)``, gradients made in the forward.
 
     Args:
         hidden: as in :func:`linear_cross_entropy`, and so are ``weight``, ``labels``, ``temperature``, ``tp_group``,
-            ``ignore_index``, ``scale``, ``vocab_size``, ``vocab_shard``, ``reduce_hidden_grad``, ``backend`` and
-            ``gradient_accumulation_fusion`` (the sum over token chunks is added to ``weight.main_grad`` at once, in the
-            backward).
+            ``ignore_index``, ``scale``, ``vocab_size``, ``vocab_shard``, ``reduce_hidden_grad``, ``backend``,
+            ``counted_rows`` and ``gradient_accumulation_fusion`` (the sum over token chunks is added to
+            ``weight.main_grad`` in the backward).
         weight: see there.
         labels: see there; tokens that do not count hold ``ignore_index`` (this is the loss mask).
         advantages: labels' shape; no gradient flows into it.
@@ -203,6 +205,7 @@ def fused_linear_policy_loss(
         reduce_hidden_grad: see there.
         backend: see there.
         gradient_accumulation_fusion: see there.
+        counted_rows: see there; if more rows count than fit, the loss and the gradients are NaN.
 
     Returns:
         The loss and the detached values that are logged.
@@ -222,8 +225,9 @@ def fused_linear_policy_loss(
         reduce_hidden_grad=reduce_hidden_grad,
         backend=backend,
         gradient_accumulation_fusion=gradient_accumulation_fusion,
+        counted_rows=counted_rows,
     )
-    call = normalise_call(hidden, weight, labels, options)
+    call, rows = counted_call(normalise_call(hidden, weight, labels, options))
     tokens = _per_token(call.shape, advantages=advantages, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs)
     if policy.kind == "ppo" and old_log_probs is None:
         raise CallArgumentError("old_log_probs is missing", "'ppo' compares with the policy that sampled the tokens.")
@@ -240,9 +244,14 @@ def fused_linear_policy_loss(
         call.main_grad,
     )
     need = torch.is_grad_enabled()
+    overflow = None
+    if rows is not None:
+        tokens, overflow = tuple(None if value is None else rows.gather(value) for value in tokens), rows.overflow
     loss, log_probs, entropy, mean_kl, clip_fraction = _FoldedLoss.apply(
-        call.hidden, call.weight, call.labels, call.logit_scale, tokens, fold, need
+        call.hidden, call.weight, call.labels, call.logit_scale, tokens, overflow, fold, need
     )
+    if rows is not None:
+        log_probs, entropy = rows.scatter(log_probs), rows.scatter(entropy)
     return PolicyLossOutput(loss, log_probs.view(call.shape), entropy.view(call.shape), mean_kl, clip_fraction)
 
 
@@ -270,12 +279,13 @@ class _FoldedLoss(torch.autograd.Function):
         labels: Tensor,
         logit_scale: float | Tensor,
         tokens: tuple[Tensor | None, ...],
+        overflow: Tensor | None,
         fold: _Fold,
         need: bool,
     ) -> tuple[Tensor, ...]:
         needs = (need and hidden.requires_grad, need and weight.requires_grad)
         with exact_products(hidden.device):
-            walk = _TokenWalk(hidden.detach(), weight.detach(), labels, logit_scale, tokens, fold, needs)
+            walk = _TokenWalk(hidden.detach(), weight.detach(), labels, logit_scale, tokens, overflow, fold, needs)
             outputs = walk.run()
         ctx.gradients = (walk.grad_hidden, walk.grad_weight)
         ctx.backend, ctx.main_grad = walk.backend, fold.main_grad
@@ -293,7 +303,7 @@ class _FoldedLoss(torch.autograd.Function):
             )
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         if grad_loss is None:
-            return (None,) * 7
+            return (None,) * 8
         main_grad: MainGrad | None = ctx.main_grad
         with exact_products(grad_loss.device):
             if main_grad is not None and grad_weight is not None:
@@ -303,7 +313,7 @@ class _FoldedLoss(torch.autograd.Function):
                 ctx.backend.scale_in_place(grad_weight, grad_loss)
             if grad_hidden is not None:
                 ctx.backend.scale_in_place(grad_hidden, grad_loss)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 class _TokenWalk:
@@ -316,6 +326,7 @@ class _TokenWalk:
         labels: Tensor,
         logit_scale: float | Tensor,
         tokens: tuple[Tensor | None, ...],
+        overflow: Tensor | None,
         fold: _Fold,
         needs: tuple[bool, bool],
     ) -> None:
@@ -327,6 +338,8 @@ class _TokenWalk:
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         count = self.counted.sum().to(exact)
         self.share = 1 / count if fold.denominator is None else torch.full_like(count, 1 / fold.denominator)
+        if overflow is not None:  # rows that count are left out: no number of this call may be used
+            self.share = torch.where(overflow, torch.nan, self.share)
         self.count = count
         self.grad_hidden: Tensor | None = None
         self.grad_weight: Tensor | None = None

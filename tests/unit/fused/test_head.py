@@ -72,7 +72,7 @@ def calls(monkeypatch):
 
 def test_one_rank_needs_no_collective_and_hands_all_settings_to_the_kernel(calls):
     context = FusedOutputProcessorContext(
-        temperature=0.5, ignore_index=-1, vocab_size=4, logits_budget_bytes=64, backend="torch"
+        temperature=0.5, ignore_index=-1, vocab_size=4, logits_budget_bytes=64, backend="torch", counted_rows=5
     )
     labels = labels_of()
     layer = layer_of(gradient_accumulation_fusion=True)
@@ -90,6 +90,7 @@ def test_one_rank_needs_no_collective_and_hands_all_settings_to_the_kernel(calls
         "logits_budget_bytes": 64,
         "reduce_hidden_grad": False,
         "backend": "torch",
+        "counted_rows": 5,
         "gradient_accumulation_fusion": True,
     }
     assert isinstance(output, FusedForwardOutput)

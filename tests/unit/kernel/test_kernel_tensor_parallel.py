@@ -46,6 +46,21 @@ def _folded_alike(hidden, weight, labels, place, backend):
     assert all(torch.equal(asked, told) for asked, told in zip(*results, strict=True))
 
 
+def _counted_alike(hidden, weight, labels, place, backend):
+    """Only the rows that count, on every rank the same ones: outputs and gradients of all rows, within rounding."""
+    from mcore_fused.kernel import linear_cross_entropy
+
+    labels, results = torch.where(labels == 99, 4, labels), []
+    for counted in (None, 7):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        outputs = linear_cross_entropy(
+            h, w, labels, tp_group=dist.group.WORLD, vocab_shard=place, counted_rows=counted, backend=backend
+        )
+        torch.autograd.backward(outputs, [torch.ones(TOKENS, dtype=o.dtype) for o in outputs])
+        results.append([*(o.detach() for o in outputs), h.grad, w.grad])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
 def _rank(rank: int, port: int) -> None:
     warnings.filterwarnings("ignore", module="triton.runtime.interpreter")
     sys.path.insert(0, str(Path(__file__).parent))
@@ -92,6 +107,7 @@ def _rank(rank: int, port: int) -> None:
             dist.all_gather(everyone, got[0].detach())
             assert all(torch.equal(everyone[0].nan_to_num(), other.nan_to_num()) for other in everyone)
         _folded_alike(hidden, weight[mine], labels, (first, sum(SIZES)), backend)
+        _counted_alike(hidden, weight[mine], labels, (first, sum(SIZES)), backend)
         empty = linear_cross_entropy(hidden[:0], weight[mine], labels[:0], tp_group=dist.group.WORLD, backend=backend)
         assert empty[0].shape == (0,)
         place = {"vocab_shard": (first, sum(SIZES))}

@@ -13,10 +13,10 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, layers
 
-from .models import DEVICE, Shape, batch_for, build
-from .parallel_jobs import WEIGHTS
-from .reference import log_probs_and_entropy, stock_forward
-from .subject import load_subject, patched
+from mcore_compat.testing.reference import log_probs_and_entropy, stock_forward
+from support.models import DEVICE, Shape, batch_for, build
+from support.ranks.parallel import WEIGHTS
+from support.subjects import load_subject, patched
 
 _EXTENSION = "fused_weight_gradient_mlp_cuda"
 
