@@ -103,6 +103,12 @@ class Project:
         return self.inventory != self.data / "inventory.toml"
 
     @property
+    def suite_name(self) -> str:
+        """The suite's folder as a reader of the checkout finds it; "" if it is elsewhere."""
+        inside = self.suite.is_relative_to(self.root)
+        return self.suite.relative_to(self.root).as_posix() if inside else ""
+
+    @property
     def suite_sources(self) -> tuple[Path, ...]:
         """Folders that the suite's code comes from: its own, and the property suite's support below ``tests``."""
         shared = self.root / "tests" / "compat"

@@ -237,6 +237,7 @@ class Report(_Record):
         run_id: also the name of its folder below ``reports/``.
         started: ISO 8601, UTC.
         seconds: wall time of the whole run.
+        suite: folder of the suite, relative to the checkout; "" for one elsewhere.
         planned: ids of the cells that the run was to judge; each of them is in ``cells``.
         findings: those that belong to no cell.
     """
@@ -248,6 +249,7 @@ class Report(_Record):
     verdict: Verdict
     subject: SubjectInfo
     suite_sha256: str
+    suite: str = "tests/compat"
     profile: str
     planned: tuple[str, ...]
     cells: tuple[CellResult, ...]

@@ -14,7 +14,7 @@ from mcore_compat.contract.model import Contract
 from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
 from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.gate.blame import upstream_failures
-from mcore_compat.gate.compare import pair_cells
+from mcore_compat.gate.compare import contract_change, excused, pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
 from mcore_compat.gate.sides import Sides, static_findings
@@ -125,10 +125,12 @@ def run_gate(
             continue
         first = ran
         before, after = step.cells
-        results = {"old": ran.cells[before.id], "new": ran.cells[after.id]}
+        old, new = ran.cells[before.id], ran.cells[after.id]
+        # The candidate's cell knows no exceptions of its own; those of the baseline hold for it too.
+        results = {"old": old, "new": excused(new, old)}
         begun = time.monotonic()
         outcomes = _outcomes(static, step.cells, results, lane.environments, host)
-        note = f"{len(outcomes)} witnesses on both sides"
+        note = f"{len(outcomes)} reproducer{'' if len(outcomes) == 1 else 's'} on both sides"
         tiers.append(Tier(name="witness", ran=bool(outcomes), seconds=_since(begun), note=note))
         if Verdict.INFRA in {result.verdict for result in results.values()}:
             break
@@ -254,4 +256,5 @@ def _as_gate_finding(finding: Finding, outcomes: tuple[Outcome, Outcome] | None)
         witness=witness,
         witness_note=note,
         consequence=dict(finding.rule.consequence),
+        change=() if finding.state is FindingState.SAME else contract_change(finding.old, finding.new),
     )

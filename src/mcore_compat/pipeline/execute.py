@@ -76,6 +76,7 @@ def _report(session: Session, finished: Mapping[str, CellResult], seconds: float
             judged_sha256=subject.peer.sha256 if subject.peer is not None else None,
         ),
         suite_sha256=session.plan.inputs["suite"],
+        suite=session.project.suite_name,
         profile=session.plan.profile,
         planned=session.plan.planned,
         cells=results,

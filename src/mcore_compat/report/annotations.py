@@ -8,7 +8,6 @@ from mcore_compat.gate.model import GateReport
 from mcore_compat.report.answer import counted
 from mcore_compat.report.causes import Cause, all_causes
 from mcore_compat.report.clean import cleaned, shortened
-from mcore_compat.report.sarif import SUITE_FOLDER
 from mcore_compat.results import Report
 from mcore_compat.verdicts import severity
 
@@ -35,10 +34,10 @@ def _command(level: str, title: str, message: str, file: str | None = None, line
     return f"::{level} {','.join(parts)}::{_data(shown)}"
 
 
-def _line(cause: Cause) -> tuple[str, str]:
+def _line(cause: Cause, folder: str) -> tuple[str, str]:
     level = _COMMANDS[severity(cause.weight)]
     file = cause.checks[0].partition("::")[0] if cause.checks else ""
-    path = f"{SUITE_FOLDER}/{file}" if file.endswith(".py") and not cause.in_source else None
+    path = f"{folder}/{file}" if file.endswith(".py") and folder and not cause.in_source else None
     rows = [cause.message]
     if cause.where:
         rows[0] = f"{cause.headline} ({cause.where})"
@@ -53,7 +52,7 @@ def _line(cause: Cause) -> tuple[str, str]:
 def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, str]]:
     for cause in all_causes(report, gate):
         if cause.state in {None, "flaky"} or (cause.state == "new" and cause.level != "note"):
-            yield _line(cause)
+            yield _line(cause, report.suite if report else "")
 
 
 def render_annotations(report: Report | None, gate: GateReport | None = None) -> list[str]:

@@ -21,7 +21,6 @@ _MAX_MESSAGE = 1000
 _MAX_CHECKS = 200
 _MAX_PLACES = 20
 _UPSTREAM, _SUITE = "MEGATRON", "SUITE"
-SUITE_FOLDER = "tests/compat"
 # What the kinds of findings that are no contract rules mean.
 RULE_TEXTS: Mapping[str, str] = {
     "as-declared": "A check fails or is skipped as expectations.toml declares it, with a reason and an expiry date.",
@@ -58,10 +57,11 @@ def _location(path: str, line: int, base: str) -> dict[str, Any]:
     return {"physicalLocation": place}
 
 
-def _result(cause: Cause) -> dict[str, Any]:
+def _result(cause: Cause, folder: str) -> dict[str, Any]:
     """One result per cause: at upstream's line, else at the first check's file; the other checks are related places."""
     files = dict.fromkeys(check.partition("::")[0] for check in cause.checks)
-    suite = [_location(f"{SUITE_FOLDER}/{file}", 1, _SUITE) for file in files if file.endswith(".py")]
+    named = [file for file in files if file.endswith(".py") and folder]
+    suite = [_location(f"{folder}/{file}", 1, _SUITE) for file in named]
     path, _, line = cause.where.rpartition(":")
     upstream = [_location(path, int(line), _UPSTREAM)] if path and line.isdigit() else []
     text = cause.message if cause.in_source else f"{_about(cause)}{cause.message}"
@@ -121,7 +121,7 @@ def render_sarif(report: Report | None, gate: GateReport | None = None) -> str:
     found = sorted(
         (c for c in all_causes(report, gate) if c.state != "fixed"), key=lambda cause: LEVELS.index(cause.weight)
     )
-    results = [_result(cause) for cause in found]
+    results = [_result(cause, report.suite if report else "") for cause in found]
     kept = results[:MAX_RESULTS]
     rules = [_rule(kind, found) for kind in sorted({result["ruleId"] for result in kept})]
     invocation: dict[str, Any] = {"executionSuccessful": True}

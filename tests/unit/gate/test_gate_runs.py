@@ -80,7 +80,7 @@ class Cells:
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
-    outcomes = iter([Outcome("fail"), Outcome("pass")] * 20)
+    outcomes = iter([Outcome("fail"), Outcome("pass")] * 200)
     monkeypatch.setattr(gate_run, "run_witnesses", lambda lines, *_: [next(outcomes) for _ in lines])
     return Cells(tmp_path)
 
@@ -102,6 +102,31 @@ def test_two_green_cells_are_run_once_and_moved_modes_are_drift(cells):
     assert report is not None
     assert {t.name: t.ran for t in gate.tiers} == {"static": True, "cpu": True, "witness": True, "gpu": False}
     assert {f.witness for f in gate.of("fixed", "drift")} <= {"confirmed", "refuted"}
+
+
+def test_a_change_in_the_source_is_shown_as_a_diff(cells):
+    cells.runs.append({"0.17.1": cell("0.17.1"), "0.18.0": cell("0.18.0")})
+    gate = judge(cells).gate
+    changes = {f.title: f.change for f in gate.findings if f.origin == "contract"}
+    assert all(line[:1] in "+- …" for lines in changes.values() for line in lines)
+    (hook,) = (f for f in gate.findings if f.title == "hook-absent" and f.item == "gpt.hook")
+    assert any(line.startswith("+") and "called" in line for line in hook.change)
+    assert all(not f.change for f in gate.of("same"))
+
+
+def test_a_build_of_the_baseline_has_its_declared_failures(cells):
+    """The candidate's cell is no cell of the matrix, so no exception speaks of it: it is judged by the baseline's."""
+    known = CheckResult(check="a.py::t", outcome="failed", message="TypeError: upstream's own")
+    old = cell("0.17.1", results=(known,))
+    cells.runs.append({"0.17.1": old, "0.18.0": cell("0.18.0", failures={"a.py::t": known.message})})
+    gate = judge(cells).gate
+    assert gate.candidate.cell.verdict is Verdict.OK
+    assert gate.verdict.green
+    assert [f.state for f in gate.findings if f.title == "a.py::t"] == ["same"]
+    other = cell("0.18.0", failures={"a.py::t": "log_probs differs by 2.35"})
+    cells.runs += [{"0.17.1": old, "0.18.0": other}] * 2
+    gate = judge(cells).gate
+    assert (gate.verdict, gate.candidate.cell.verdict) == (Verdict.BREAK, Verdict.BREAK)
 
 
 def test_a_new_failure_is_run_again_and_stays(cells):

@@ -347,3 +347,14 @@ def test_paths_leave_before_the_formats_escape(tmp_path):
         assert not unreadable(name, text)
         assert "no room in" in text
     assert "&lt;reports&gt;/cells/x" in (tmp_path / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize(("suite", "path"), [("tests/gpu", "tests/gpu/test_mtp.py"), ("", None)])
+def test_places_are_those_of_the_suite_that_ran(suite, path):
+    """A suite elsewhere has no place in the checkout; a path of another suite would name a file that is not there."""
+    made = report(cell("a", Verdict.BREAK, failing=1)).model_copy(update={"suite": suite})
+    (error,) = (line for line in render_annotations(made) if line.startswith("::error"))
+    assert (f"file={path}," in error) is (path is not None)
+    (result,) = json.loads(sarif.render_sarif(made))["runs"][0]["results"]
+    places = [p["physicalLocation"]["artifactLocation"]["uri"] for p in result.get("locations", ())]
+    assert places == ([path] if path else [])
