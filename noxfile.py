@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nox
+import nox.command
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["compat"]
@@ -12,18 +13,21 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
 # The cells' own torch and numpy: one download serves sessions and cells, and types are checked against one torch.
-DEFAULTS = nox.project.load_toml("compat_matrix/matrix.toml")["defaults"]
-PINS = (f"torch=={DEFAULTS['torch']}", *(item["spec"] for item in DEFAULTS["constraints"]))
-RESULTS = Path("reports")  # where CI looks for them
-COMMAND = ("python", "-m", "mcore_compat")
-# Exit codes of the harness: broken, wrong call, could not judge, interrupted.
-VERDICTS = (1, 2, 3, 130)
-COULD_NOT_JUDGE = 3
+MATRIX = nox.project.load_toml("compat_matrix/matrix.toml")
+PINS = (f"torch=={MATRIX['defaults']['torch']}", *(item["spec"] for item in MATRIX["defaults"]["constraints"]))
+RESULTS = Path("reports")
+# Exit codes of the harness: broken, wrong call, inconclusive, interrupted.
+CODES, INCONCLUSIVE = (1, 2, 3, 130), 3
 
 
-def harness(session: nox.Session, *more: str) -> None:
-    """Install this project with the harness's needs; editable, so that the sessions see the checkout as it is."""
-    session.install("-e", ".[harness]", *PINS, *more)
+def group(*names: str) -> tuple[str, ...]:
+    """Dependency groups of pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *names)
+
+
+def install(session: nox.Session, *groups: str, extras: str = "harness,suite") -> None:
+    """Install this project, editable, with these extras and dependency groups."""
+    session.install("-e", f".[{extras}]", *PINS, *group(*groups))
 
 
 def judge(session: nox.Session, *arguments: str) -> None:
@@ -33,38 +37,18 @@ def judge(session: nox.Session, *arguments: str) -> None:
     nothing, which is 3.
     """
     try:
-        harness(session)
+        install(session, extras="harness")
     except nox.command.CommandFailed:
-        raise SystemExit(COULD_NOT_JUDGE) from None
-    passed_on(session, *COMMAND, *arguments)
+        raise SystemExit(INCONCLUSIVE) from None
+    pass_on(session, "python", "-m", "mcore_compat", *arguments)
 
 
-def passed_on(session: nox.Session, *command: str, external: bool = False) -> None:
-    """Run a command; nox ends with its exit code, or with 3 when it did not end by itself."""
+def pass_on(session: nox.Session, *command: str, external: bool = False) -> None:
+    """Run a command; nox ends with its exit code, or with 3 if it did not end by itself."""
     try:
         session.run(*command, external=external)
     except nox.command.CommandFailed as failed:
-        code = failed.return_code
-        raise SystemExit(code if code in VERDICTS else COULD_NOT_JUDGE) from None
-
-
-def group(name: str) -> tuple[str, ...]:
-    """A dependency group of pyproject.toml."""
-    return nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), name)
-
-
-def script(session: nox.Session, path: str) -> None:
-    """Run a script of this checkout."""
-    if not Path(path).exists():
-        session.error(f"{path} is not in this checkout: this lane has not landed yet")
-    session.run("python", path, *session.posargs)
-
-
-def run_unit(session: nox.Session) -> None:
-    """The unit tests, with what they need."""
-    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
-    RESULTS.mkdir(exist_ok=True)
-    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={RESULTS}/unit.xml", *session.posargs)
+        raise SystemExit(failed.return_code if failed.return_code in CODES else INCONCLUSIVE) from None
 
 
 @nox.session(python=PYTHON)
@@ -73,40 +57,34 @@ def compat(session: nox.Session) -> None:
     judge(session, "run", *session.posargs)
 
 
-@nox.session(python=PYTHON)
-def tests(session: nox.Session) -> None:
-    """Unit tests, then the property suite on one cell of each contract class and both backports."""
-    run_unit(session)
-    passed_on(session, *COMMAND, "run", "--classes")
+def one_cell(cell: str) -> None:
+    """A session for one cell, so that ``nox -l`` lists it: ``nox -s 'compat(0.18.2)'``."""
+
+    @nox.session(python=False, name=f"compat({cell})", default=False)
+    def compat_cell(session: nox.Session) -> None:
+        session.notify("compat", posargs=["--select", cell, *session.posargs])
+
+
+for entry in MATRIX["cell"]:
+    one_cell(entry["id"])
 
 
 @nox.session(python=PYTHON)
-def unit(session: nox.Session) -> None:
-    """Unit tests alone."""
-    run_unit(session)
+def gate(session: nox.Session) -> None:
+    """May we upgrade to this megatron-core? Give a requirement, a wheel, a git reference or a folder."""
+    judge(session, "gate", *session.posargs)
+
+
+@nox.session(python=False)
+def gpu(session: nox.Session) -> None:
+    """The GPU lane, with the host's own Python, torch and triton: nothing is installed."""
+    pass_on(session, "python3", "ci/gpu", *session.posargs, external=True)
 
 
 @nox.session(python=PYTHON)
-def lint(session: nox.Session) -> None:
-    """Rules and format, of the code and of the workflows."""
-    session.install(*group("lint"))
-    session.run("ruff", "check", ".", "ci/bundle", "ci/gpu")
-    session.run("ruff", "format", "--check", ".", "ci/bundle", "ci/gpu")
-    session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github/workflows")
-
-
-@nox.session(python=PYTHON)
-def workflows(session: nox.Session) -> None:
-    """The workflows' syntax and expressions; actionlint's package fetches its program from GitHub."""
-    session.install(*group("workflows"))
-    session.run("actionlint", "-color")
-
-
-@nox.session(python=PYTHON)
-def types(session: nox.Session) -> None:
-    """Types, strictly."""
-    harness(session, *group("types"))
-    session.run("mypy")
+def bundle(session: nox.Session) -> None:
+    """The wheels that a GPU host without a network needs, in .bundle/."""
+    judge(session, "bundle", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -117,51 +95,63 @@ def ecosystem(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
-def gate(session: nox.Session) -> None:
-    """May we upgrade to this megatron-core? Give a requirement, a wheel, a git reference or a folder."""
-    judge(session, "gate", *session.posargs)
+def unit(session: nox.Session) -> None:
+    """Unit tests alone."""
+    install(session, "test")
+    RESULTS.mkdir(exist_ok=True)
+    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={RESULTS}/unit.xml", *session.posargs)
 
 
 @nox.session(python=PYTHON)
-def bundle(session: nox.Session) -> None:
-    """The wheels that a GPU host without a network needs, in .bundle/."""
-    session.install("-e", ".[harness]", *PINS)
-    script(session, "ci/bundle")
+def tests(session: nox.Session) -> None:
+    """Unit tests, then the property suite on one cell of each contract class and both backports."""
+    unit(session)
+    session.run("python", "-m", "mcore_compat", "run", "--classes")
 
 
 @nox.session(python=PYTHON)
 def contracts(session: nox.Session) -> None:
     """Read every release from the index again, compare with the committed contracts; then test on real wheels."""
-    session.install("-e", ".[harness,suite]", *PINS, *group("test"))
-    session.run(*COMMAND, "contract", "snapshot", "--check", *session.posargs)
+    install(session, "test")
+    session.run("python", "-m", "mcore_compat", "contract", "snapshot", "--check", *session.posargs)
     session.run("python", "-m", "pytest", "-q", "-m", "network", "tests/unit/contract", "tests/unit/gate")
-
-
-@nox.session(python=False)
-def gpu(session: nox.Session) -> None:
-    """The GPU lane, with the host's own Python, torch and triton: nothing is installed."""
-    passed_on(session, "python3", "ci/gpu", *session.posargs, external=True)
 
 
 @nox.session(python=PYTHON)
 def witnesses(session: nox.Session) -> None:
     """Each contract rule's witness must pass without the change that it is about, and fail with it."""
-    harness(session)
+    install(session, extras="harness")
     session.run("python", "tests/witnesses/confirm.py", f"--results={RESULTS}/witnesses.json", *session.posargs)
 
 
 @nox.session(python=PYTHON)
 def faults(session: nox.Session) -> None:
-    """Plant every fault of the catalogue; each must be caught by the check that it names."""
-    session.install("-e", ".[harness,suite]", *PINS)
+    """Inject every fault of the catalogue; each must be caught by the check that it names."""
+    install(session)
     session.run("python", "tests/faults/run.py", f"--results={RESULTS}/faults.json", *session.posargs)
 
 
 @nox.session(python=PYTHON)
-def bench(session: nox.Session) -> None:
-    """Side-by-side measurements; results go to one CSV."""
-    harness(session)
-    script(session, "benchmarks/run.py")
+def lint(session: nox.Session) -> None:
+    """Rules and format, of the code and of the workflows."""
+    session.install(*group("lint"))
+    for check in (("check",), ("format", "--check")):
+        session.run("ruff", *check, ".", "ci/bundle", "ci/gpu")
+    session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github/workflows")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Types, strictly."""
+    install(session, "types", extras="harness")
+    session.run("mypy")
+
+
+@nox.session(python=PYTHON)
+def workflows(session: nox.Session) -> None:
+    """The workflows' syntax and expressions; actionlint's package fetches its program from GitHub."""
+    session.install(*group("workflows"))
+    session.run("actionlint", "-color")
 
 
 @nox.session(python=PYTHON)

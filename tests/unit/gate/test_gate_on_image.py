@@ -153,7 +153,7 @@ def test_what_neither_side_has_shown_is_not_green():
     tiers = (Tier(name="static", ran=True), Tier(name="gpu", ran=True))
     verdict, reason = decide(side("old", cell("old")), side("new", cell("new")), tiers, [both])
     assert verdict is Verdict.UNPROVEN
-    assert reason == "nothing new, and not proved on either side: no-evidence: ran on the CPU"
+    assert reason == "nothing is new, but neither side is proved: no-evidence: ran on the CPU"
     assert decide(side("old", cell("old")), side("new", cell("new")), RAN, [])[0] is Verdict.OK
 
 
