@@ -13,7 +13,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
 # The cells' own torch and numpy: one download serves sessions and cells, and types are checked against one torch.
-MATRIX = nox.project.load_toml("compat_matrix/matrix.toml")
+MATRIX, PROJECT = map(nox.project.load_toml, ("compat_matrix/matrix.toml", "pyproject.toml"))
 PINS = (f"torch=={MATRIX['defaults']['torch']}", *(item["spec"] for item in MATRIX["defaults"]["constraints"]))
 RESULTS = Path("reports")
 # Exit codes of the harness: broken, wrong call, inconclusive, interrupted.
@@ -22,7 +22,7 @@ CODES, INCONCLUSIVE = (1, 2, 3, 130), 3
 
 def group(*names: str) -> tuple[str, ...]:
     """Dependency groups of pyproject.toml."""
-    return nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *names)
+    return nox.project.dependency_groups(PROJECT, *names)
 
 
 def install(session: nox.Session, *groups: str, extras: str = "harness,suite") -> None:
