@@ -13,6 +13,8 @@ __all__ = ["Project"]
 DATA_FOLDER = "compat_matrix"
 # A data folder has at least one of these.
 _MARKERS = ("matrix.toml", "rules")
+# Marks a page whose code blocks the suite runs.
+_RUN_BLOCK = b"<!-- run:"
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,25 @@ class Project:
         return self.suite.relative_to(self.root).as_posix() if inside else ""
 
     @property
+    def suite_base(self) -> Path:
+        """The folder below which all of the suite's sources are."""
+        return self.root if self.suite.is_relative_to(self.root / "tests") else self.suite.parent
+
+    @property
     def suite_sources(self) -> tuple[Path, ...]:
-        """Folders that the suite's code comes from: its own, and the property suite's support below ``tests``."""
-        shared = self.root / "tests" / "compat"
-        others = (shared, self.root / "tests" / "gpu") if "gpu" in self.suite.parts else (shared,)
-        inside = self.suite.is_relative_to(self.root / "tests")
-        return tuple(dict.fromkeys((self.suite, *(o for o in others if inside and o.is_dir()))))
+        """Files and folders that the suite reads.
+
+        A suite of this project also has the support of the property suite, the examples, and the pages whose code
+        blocks it runs. Another suite has its own folder.
+        """
+        if self.suite_base != self.root:
+            return (self.suite,)
+        folders = [self.suite, self.root / "tests" / "compat", self.root / "examples"]
+        if "gpu" in self.suite.parts:
+            folders += [self.root / "tests" / "gpu", self.root / "tests" / "unit" / "kernel"]
+        documents = (path for path in (self.root / "docs").rglob("*.md") if "results" not in path.parts)
+        pages = [path for path in (*self.root.glob("*.md"), *documents) if _RUN_BLOCK in path.read_bytes()]
+        return tuple(dict.fromkeys((*(folder for folder in folders if folder.is_dir()), *sorted(pages))))
 
     @property
     def matrix_file(self) -> Path:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest_of_bytes", "digest_of_file", "digest_of_json", "digest_of_text", "digest_of_tree"]
+__all__ = ["CACHES", "digest_of_bytes", "digest_of_file", "digest_of_json", "digest_of_text", "digest_of_tree"]
 
 # Written by running the code of a folder, not part of it.
-_CACHES = frozenset({"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"})
+CACHES = frozenset({"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"})
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -49,6 +49,6 @@ def digest_of_tree(folders: Iterable[Path]) -> str:
     for number, folder in enumerate(folders):
         for path in sorted(folder.rglob("*")):
             inside = path.relative_to(folder)
-            if path.is_file() and path.suffix != ".pyc" and not _CACHES & set(inside.parts):
+            if path.is_file() and path.suffix != ".pyc" and not CACHES & set(inside.parts):
                 total.update(f"{number}/{inside.as_posix()}\0{digest_of_file(path)}\n".encode())
     return total.hexdigest()

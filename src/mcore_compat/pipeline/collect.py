@@ -22,7 +22,7 @@ def collect(session: Session, say: Callable[[str], None]) -> dict[str, list[str]
         InfrastructureError: a cell has no environment, or its suite cannot be collected.
     """
     found = {}
-    options = SuiteOptions(session.project.suite, session.plan.profile, collect_only=True)
+    options = SuiteOptions(session.suite_folder, session.plan.profile, collect_only=True)
     never = threading.Event()
     for cell in session.cells:
         with session.lane.hold(cell, never, say), tempfile.TemporaryDirectory() as scratch:

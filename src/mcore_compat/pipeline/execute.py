@@ -42,6 +42,7 @@ def execute(session: Session, display: Display, executor: Executor | None = None
             waiting, lambda cell, cancel: judge_one(session, cell, display, cancel), keep
         )
     except KeyboardInterrupt as exc:
+        session.folder.alive.release()
         known = sum(session.folder.result(cell.id) is not None for cell in session.cells)
         raise InterruptedRunError(
             f"The run was interrupted; {known} of {len(session.cells)} cells are judged and kept.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.errors import LockTimeoutError
-from mcore_compat.judge.cell import judge_cell
+from mcore_compat.files.untrusted import parsed_json, printable, read_bounded
+from mcore_compat.judge.cell import described, failed_cell, judge_cell
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.inventory import check_of
 from mcore_compat.pipeline.progress import Display
@@ -15,22 +16,61 @@ from mcore_compat.pipeline.reuse import CachedResult, ResultCache, cache_key, mi
 from mcore_compat.pipeline.session import Session
 from mcore_compat.records import Environment, Provisioned, SuiteRun
 from mcore_compat.results import CellResult, Finding
-from mcore_compat.run.suite import SuiteOptions
+from mcore_compat.run.suite import LOG_LIMIT, SuiteOptions
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["judge_one", "measured"]
 
 # A Ctrl-C on a terminal reaches the installer as well; its failure is then not a verdict.
 _INTERRUPT_S = 0.5
+_MEASURED = 1000
+_TEXT = 2000
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A cell's result before it is written.
+
+    Attributes:
+        environment: that it was judged in; None: there was none.
+        key: what the result may be kept under; None: it may not.
+    """
+
+    result: CellResult
+    environment: Environment | None = None
+    key: str | None = None
 
 
 def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.Event) -> CellResult | None:
-    """Judge one cell and write its result; None: the run was cancelled before there was one."""
+    """Judge one cell and write its result; None: the run was cancelled before there was one.
+
+    Whatever goes wrong with the cell is its result. Only a result that cannot be written ends the run.
+    """
+    try:
+        judged = _judged(session, cell, display, cancel)
+    except Exception as exc:  # noqa: BLE001  one cell never ends the run of the others
+        judged = _Judged(failed_cell(cell, Verdict.INFRA, "cell-error", f"the cell was not judged: {described(exc)}"))
+    if judged is None:
+        return None
+    if judged.environment is not None:
+        session.folder.save_text(f"cells/{cell.id}/lock.txt", judged.environment.lock)
+    written = session.folder.save_result(judged.result)
+    if judged.key is not None:
+        _cache(session).keep(judged.key, CachedResult(run_id=session.plan.run_id, result=written))
+    display.done(written)
+    return written
+
+
+def _cache(session: Session) -> ResultCache:
+    return ResultCache(session.lane.environments / ".results")
+
+
+def _judged(session: Session, cell: Cell, display: Display, cancel: threading.Event) -> _Judged | None:
+    """The cell from its environment to its verdict; None: cancelled."""
     lane, options = session.lane, session.options
     suite: SuiteRun | None = None
     kept: CachedResult | None = None
     key: str | None = None
-    cache = ResultCache(lane.environments / ".results")
     try:
         with lane.hold(cell, cancel, lambda text: display.phase(cell.id, text)) as held:
             if not held:
@@ -39,9 +79,9 @@ def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.
             provisioned = lane.provision(cell)
             environment = provisioned.environment
             key = _key(session, cell, environment)
-            kept = cache.find(key) if options.reuse and key is not None else None
+            kept = _cache(session).find(key) if options.reuse and key is not None else None
             if kept is not None and cell.id not in sample(session.plan.run_id, session.plan.planned):
-                return _written(session, reused_result(kept, provisioned.seconds), environment, display)
+                return _Judged(reused_result(kept, provisioned.seconds), environment)
             if environment is not None and not cancel.is_set():
                 suite = _suite(session, cell, environment, provisioned.seconds, display, cancel)
     except LockTimeoutError as exc:
@@ -56,12 +96,9 @@ def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.
     told = measured(session.folder.cell(cell.id) / "reportlog.jsonl")
     judged = judged.model_copy(update={"findings": (*judged.findings, *told)})
     if kept is not None and key is not None and (against := mismatch(kept, judged)) is not None:
-        cache.forget(key)
+        _cache(session).forget(key)
         judged = against
-    result = _written(session, judged, provisioned.environment, display)
-    if key is not None:
-        cache.keep(key, CachedResult(run_id=session.plan.run_id, result=result))
-    return result
+    return _Judged(judged, provisioned.environment, key)
 
 
 def _suite(
@@ -70,7 +107,7 @@ def _suite(
     how = "reused" if environment.reused else "made"
     display.phase(cell.id, f"environment {how} and verified in {seconds:.1f} s, suite started")
     options = SuiteOptions(
-        session.project.suite,
+        session.suite_folder,
         session.plan.profile,
         session.options.workers,
         only=session.options.only,
@@ -81,24 +118,28 @@ def _suite(
         cell, environment, options, out, session.host, cancel, lambda count: display.cases(cell.id, count)
     )
     assert isinstance(ran, SuiteRun)
+    _ = session.suite_folder  # still what it was, so the checks that ran are those that the report names
     return ran
 
 
 def measured(log: Path) -> tuple[Finding, ...]:
     """What checks measured and want reported (pytest's ``record_property``); it does not count against a cell."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    found = []
+    try:
+        lines = read_bounded(log, LOG_LIMIT).split("\n")
+    except OSError:
+        return ()
+    found: list[Finding] = []
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+        if len(found) >= _MEASURED:
             break
-        if isinstance(entry, dict) and entry.get("when") == "teardown":
-            check = check_of(str(entry.get("nodeid")))
-            found += [
-                Finding(kind="measured", message=f"{name}: {value}", check=check)
-                for name, value in entry.get("user_properties") or ()
-            ]
+        try:
+            entry = parsed_json(line) if line.strip() else {}
+            if entry.get("when") == "teardown":
+                check = printable(check_of(entry["nodeid"]), _TEXT)
+                for name, value in entry.get("user_properties") or ():
+                    found.append(Finding(kind="measured", message=printable(f"{name}: {value}", _TEXT), check=check))
+        except (ValueError, TypeError, AttributeError, LookupError):
+            break  # the judge says that the log is incomplete
     return tuple(found)
 
 
@@ -112,11 +153,3 @@ def _key(session: Session, cell: Cell, environment: Environment | None) -> str |
         return None
     how: dict[str, str | int] = {"profile": session.plan.profile, "workers": options.workers}
     return cache_key(cell, environment, session.plan.inputs, how, session.expectations, session.host, session.today)
-
-
-def _written(session: Session, result: CellResult, environment: Environment | None, display: Display) -> CellResult:
-    if environment is not None:
-        session.folder.save_text(f"cells/{result.id}/lock.txt", environment.lock)
-    written = session.folder.save_result(result)
-    display.done(written)
-    return written

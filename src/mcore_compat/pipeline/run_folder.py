@@ -10,19 +10,23 @@ import datetime as dt
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcore_compat.errors import ReportError, UsageError
 from mcore_compat.files.atomic import write_atomically
+from mcore_compat.files.digest import digest_of_bytes
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.results import CellResult, Report
 
 __all__ = ["RunFolder", "RunKind", "RunPlan", "new_run_id", "newest_unfinished"]
 
+# Locked as long as a process works on the run; the kernel releases it when the process ends.
+_ALIVE = ".alive"
 # What a run is part of: somebody's own run of a suite, or a step of a gate, a bisection, a collection.
 RunKind = Literal["run", "gpu", "gate", "bisect", "collect"]
 
@@ -57,6 +61,11 @@ class RunFolder:
 
     path: Path
     scrubber: Scrubber
+    alive: FileLock = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Name the lock that says that a process works on this run; it is not taken yet."""
+        object.__setattr__(self, "alive", FileLock(self.path / _ALIVE, thread_local=False))
 
     @classmethod
     def create(cls, reports: Path, plan: RunPlan, scrubber: Scrubber) -> RunFolder:
@@ -67,7 +76,23 @@ class RunFolder:
         """
         folder = cls(reports / plan.run_id, scrubber)
         folder._json("run.json", plan.model_dump(mode="json"))
+        folder.keep_alive()
         return folder
+
+    def keep_alive(self) -> None:
+        """Say that this process works on the run, until it releases ``alive`` or ends in any way.
+
+        Raises:
+            UsageError: another process does.
+        """
+        try:
+            self.alive.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"Run {self.path.name} is still running.", "Wait for it, or start a new run, without --resume."
+            ) from None
+        except OSError as exc:
+            raise _cannot_write(self.path / _ALIVE, exc) from exc
 
     def cell(self, cell_id: str) -> Path:
         """Where a cell's results go."""
@@ -85,15 +110,23 @@ class RunFolder:
                 self.scrubber.file(path)
         except OSError as exc:
             raise _cannot_write(folder / (exc.filename or ""), exc) from exc
-        self._json(f"cells/{result.id}/result.json", clean.model_dump(mode="json"))
+        path = self._json(f"cells/{result.id}/result.json", clean.model_dump(mode="json"))
+        _replace(path.with_suffix(".sha256"), self._seal(path) + "\n")
         return clean
 
     def result(self, cell_id: str) -> CellResult | None:
-        """The cell's result, or None where it has none that can be read."""
+        """The cell's result, or None if it has none that can be read and is as this run has written it."""
+        path = self.cell(cell_id) / "result.json"
         try:
-            return CellResult.model_validate_json((self.cell(cell_id) / "result.json").read_text(encoding="utf-8"))
+            result = CellResult.model_validate_json(path.read_text(encoding="utf-8"))
+            intact = path.with_suffix(".sha256").read_text(encoding="utf-8").strip() == self._seal(path)
         except (OSError, ValidationError):
             return None
+        return result if intact and result.id == cell_id else None
+
+    def _seal(self, result: Path) -> str:
+        """Digest of a result and of the plan that it belongs to."""
+        return digest_of_bytes((self.path / "run.json").read_bytes() + b"\0" + result.read_bytes())
 
     def save_text(self, name: str, text: str) -> Path:
         """Write a text artefact, scrubbed."""
@@ -128,11 +161,12 @@ def new_run_id(now: dt.datetime | None = None) -> str:
 
 
 def newest_unfinished(reports: Path, kind: RunKind) -> RunPlan:
-    """The plan of the newest run of this kind that has no report yet.
+    """The plan of the newest run of this kind that has no report yet and that no process works on.
 
     Raises:
         UsageError: there is none.
     """
+    running = []
     for path in sorted(reports.glob("*/run.json"), reverse=True):
         if path.parent.is_symlink() or (path.parent / "report.json").exists():
             continue
@@ -140,9 +174,29 @@ def newest_unfinished(reports: Path, kind: RunKind) -> RunPlan:
             plan = RunPlan.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             continue
-        if plan.kind == kind:
+        if plan.kind != kind:
+            continue
+        if not _works_on(path.parent):
             return plan
+        running.append(plan.run_id)
+    if running:
+        raise UsageError(
+            f"There is no interrupted run to resume: {running[0]} is still running.",
+            "Wait for it, or start a new one, without --resume.",
+        )
     raise UsageError("There is no interrupted run to resume.", "Start a new one, without --resume.")
+
+
+def _works_on(folder: Path) -> bool:
+    """Whether a process works on the run."""
+    lock = FileLock(folder / _ALIVE)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder that cannot be written is nobody's work
+        return False
 
 
 def _replace(path: Path, text: str) -> None:

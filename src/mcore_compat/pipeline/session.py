@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mcore_compat.contract.rules.classes import load_classified_matrix
-from mcore_compat.errors import UsageError
-from mcore_compat.files.digest import digest_of_file, digest_of_tree
+from mcore_compat.errors import InfrastructureError, UsageError
+from mcore_compat.files.digest import digest_of_file
 from mcore_compat.files.scrub import Scrubber
+from mcore_compat.files.sealed import is_sealed, sealed_copy
 from mcore_compat.matrix.cells import Cell, Matrix
 from mcore_compat.matrix.expectations import Expectations, load_expectations
 from mcore_compat.matrix.inventory import Inventory, load_inventory
@@ -59,6 +60,7 @@ class Session:
     Attributes:
         matrix: as read, with the cells of this run added if it does not have them.
         cells: as the lane runs them.
+        suite_copy: the folder that stands for the project's ``suite_base`` during this run.
         suite: runs the suite in one cell; a test gives another.
         today: decides which expectations have expired.
     """
@@ -73,8 +75,23 @@ class Session:
     folder: RunFolder
     plan: RunPlan
     host: Mapping[str, str]
+    suite_copy: Path
     suite: Callable[..., object] = field(default=run_suite, repr=False)
     today: dt.date = field(default_factory=lambda: dt.datetime.now(dt.UTC).date())
+
+    @property
+    def suite_folder(self) -> Path:
+        """The suite that the cells run: a copy that was made when the run began.
+
+        Raises:
+            InfrastructureError: somebody has changed the copy.
+        """
+        if not is_sealed(self.suite_copy, self.plan.inputs["suite"]):
+            raise InfrastructureError(
+                "The copy of the suite that this run uses was changed.",
+                "Find out what writes to the folder of the environments, and run again.",
+            )
+        return self.suite_copy / self.project.suite.relative_to(self.project.suite_base)
 
 
 def prepare(
@@ -112,18 +129,19 @@ def prepare(
         expectations = expectations.about({check.id for check in inventory.check})
     if not project.suite.is_dir():
         raise UsageError(f"There is no suite at {project.suite.name}/.", "Name its folder with --suite.")
+    suite_copy, suite_digest = sealed_copy(project.suite_base, project.suite_sources, lane.environments / ".suites")
     adapted = lane.adapted(cells)
     known = {cell.id for cell in matrix.cells}
     matrix = matrix.model_copy(update={"cells": (*matrix.cells, *(cell for cell in adapted if cell.id not in known))})
     inputs = {
         "wheel": lane.wheel.sha256,
         "subject": options.subject.digest,
-        "suite": digest_of_tree(project.suite_sources),
+        "suite": suite_digest,
         "matrix": digest_of_file(project.matrix_file),
         "inventory": digest_of_file(project.inventory),
         "expectations": digest_of_file(project.expectations_file),
     }
-    scrubber = _scrubber(project, lane, host)
+    scrubber = _scrubber(project, lane, host, suite_copy)
     if resumed is not None:
         changed = sorted(name for name, digest in inputs.items() if resumed.inputs.get(name) != digest)
         if changed:
@@ -132,6 +150,7 @@ def prepare(
                 "Start a new run, without --resume.",
             )
         plan, folder = resumed, RunFolder(project.reports / resumed.run_id, scrubber)
+        folder.keep_alive()
     else:
         started = now or dt.datetime.now(dt.UTC)
         plan = RunPlan(
@@ -143,13 +162,16 @@ def prepare(
             inputs=inputs,
         )
         folder = RunFolder.create(project.reports, plan, scrubber)
-    return Session(project, options, lane, matrix, inventory, expectations, adapted, folder, plan, host, suite)
+    return Session(
+        project, options, lane, matrix, inventory, expectations, adapted, folder, plan, host, suite_copy, suite
+    )
 
 
-def _scrubber(project: Project, lane: Lane, host: Mapping[str, str]) -> Scrubber:
+def _scrubber(project: Project, lane: Lane, host: Mapping[str, str], suite_copy: Path) -> Scrubber:
     roots = {
         "reports": project.reports,
-        "suite": project.suite,
+        "suite": suite_copy / project.suite.relative_to(project.suite_base),
+        "sources": suite_copy,
         "root": project.root,
         "tmp": Path(tempfile.gettempdir()),
         **lane.roots,

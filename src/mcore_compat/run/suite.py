@@ -22,10 +22,10 @@ from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
-__all__ = ["SuiteOptions", "run_suite"]
+__all__ = ["LOG_LIMIT", "SuiteOptions", "run_suite"]
 
 _TEST_LIMIT_S = 300
-_LOG_LIMIT = 256 << 20
+LOG_LIMIT = 256 << 20
 _PROGRESS_BYTES = 4 << 20
 _KEPT = ("output.log", "reportlog.jsonl", "facts*.json", "origins-*.json")
 _KEPT_FILES = 256
@@ -132,7 +132,7 @@ def _keep(attempt: Path, out: Path) -> None:
 
 def _read_log(path: Path) -> SuiteLog:
     try:
-        return parse(read_bounded(path, _LOG_LIMIT).split("\n"))
+        return parse(read_bounded(path, LOG_LIMIT).split("\n"))
     except FileNotFoundError:
         return SuiteLog()
     except OSError as exc:

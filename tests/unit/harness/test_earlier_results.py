@@ -119,6 +119,19 @@ def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suite
     assert "without --reuse" in fresh.findings[0].next_step
 
 
+def test_one_that_ran_in_another_mode_before_is_unproven(project, run):
+    """The same checks passed, in another mode: the kept result was of something else."""
+    run(project)
+    for path in (project / ".cells" / ".results").glob("*.json"):
+        kept = CachedResult.model_validate_json(path.read_text(encoding="utf-8"))
+        other = kept.model_copy(update={"result": kept.result.model_copy(update={"mode": "legacy"})})
+        path.write_text(other.model_dump_json(), encoding="utf-8")
+    report = run(project, reuse=True)
+    (fresh,) = (cell for cell in report.cells if cell.reused_from is None)
+    assert report.verdict is fresh.verdict is Verdict.UNPROVEN
+    assert "mode legacy, now hook" in fresh.reason
+
+
 def test_the_sample_is_a_tenth_at_least_one_and_another_in_each_run():
     cells = [f"0.{minor}.0" for minor in range(30)]
     assert len(sample("a", cells)) == 3

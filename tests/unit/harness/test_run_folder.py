@@ -1,6 +1,7 @@
 """Results on disk: whole or not at all, resumable, and a report that cannot be written is never green."""
 
 import datetime as dt
+import shutil
 
 import harness_builders as build
 import pytest
@@ -9,6 +10,7 @@ from mcore_compat.errors import ReportError, UsageError
 from mcore_compat.files.scrub import Scrubber, absolute_paths
 from mcore_compat.pipeline.run_folder import RunFolder, RunPlan, new_run_id, newest_unfinished
 from mcore_compat.results import Report
+from mcore_compat.verdicts import Verdict
 
 NOW = dt.datetime(2026, 11, 30, 10, tzinfo=dt.UTC)
 
@@ -47,6 +49,33 @@ def test_a_truncated_result_is_no_result(folder):
     assert folder.result("0.18.2") is None
 
 
+def test_a_result_is_taken_only_as_this_run_has_written_it(folder):
+    written = folder.save_result(build.result(verdict=Verdict.BREAK))
+    path = folder.cell("0.18.2") / "result.json"
+    assert folder.result("0.18.2") == written
+    green = path.read_text(encoding="utf-8").replace('"break"', '"ok"')
+    path.write_text(green, encoding="utf-8")
+    assert folder.result("0.18.2") is None
+
+
+def test_a_result_of_another_cell_or_of_another_plan_does_not_count(folder):
+    folder.save_result(build.result())
+    shutil.copytree(folder.cell("0.18.2"), folder.cell("0.19.2"))
+    assert folder.result("0.19.2") is None
+    plan_file = folder.path / "run.json"
+    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace('"ci"', '"dev"'), encoding="utf-8")
+    assert folder.result("0.18.2") is None
+
+
+def test_a_run_has_one_process_at_a_time(folder):
+    again = RunFolder(folder.path, folder.scrubber)
+    with pytest.raises(UsageError, match="still running"):
+        again.keep_alive()
+    folder.alive.release()
+    again.keep_alive()
+    again.alive.release()
+
+
 def test_the_report_is_read_back_and_latest_names_the_newest(folder, tmp_path):
     report = build.report(build.result())
     folder.save_report(report)
@@ -60,8 +89,13 @@ def test_the_report_is_read_back_and_latest_names_the_newest(folder, tmp_path):
 
 def test_only_an_unfinished_run_is_resumed_and_the_newest_of_them(folder, tmp_path):
     reports = tmp_path / "reports"
+    with pytest.raises(UsageError, match="still running"):
+        newest_unfinished(reports, "run")
+    folder.alive.release()
     assert newest_unfinished(reports, "run") == plan()
     newer = RunFolder.create(reports, plan("20261130T110000Z-bbbb"), folder.scrubber)
+    assert newest_unfinished(reports, "run") == plan()
+    newer.alive.release()
     assert newest_unfinished(reports, "run").run_id == "20261130T110000Z-bbbb"
     newer.save_report(build.report(build.result()))
     assert newest_unfinished(reports, "run") == plan()

@@ -118,12 +118,79 @@ def test_what_another_command_left_is_never_resumed(project, kind):
     assert (report.run_id, len(report.planned)) == (own.name, 3)
 
 
-@pytest.mark.parametrize("name", ["compat_matrix/matrix.toml", "compat_matrix/inventory.toml", "suite/test_a.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compat_matrix/matrix.toml",
+        "compat_matrix/inventory.toml",
+        "compat_matrix/expectations.toml",
+        "suite/test_a.py",
+    ],
+)
 def test_a_run_whose_inputs_changed_is_not_resumed(project, name):
     interrupted(project)
     (project / name).write_text((project / name).read_text(encoding="utf-8") + "\n# x\n", encoding="utf-8")
     with pytest.raises(UsageError, match="changed since it started"):
         run(project, resume=True)
+
+
+def test_a_run_that_is_still_going_on_is_not_resumed(project):
+    going_on = session(project)
+    with pytest.raises(UsageError, match=f"{going_on.plan.run_id} is still running"):
+        run(project, resume=True)
+    going_on.folder.alive.release()
+    assert run(project, resume=True)[0].run_id == going_on.plan.run_id
+
+
+def test_a_result_that_was_edited_is_judged_again(project):
+    interrupted(project)
+    (path,) = project.glob("reports/*/cells/0.18.0/result.json")
+    path.write_text(path.read_text(encoding="utf-8").replace('"passed": 3', '"passed": 300'), encoding="utf-8")
+    report, _ = run(project, resume=True)
+    assert [cell.checks.passed for cell in report.cells] == [3, 3, 3]
+
+
+def test_the_suite_of_a_run_is_the_one_of_its_start(project):
+    """An edit while the run goes on reaches neither its cells nor its digest."""
+    seen = []
+
+    def suite(cell, environment, options, out, *rest):
+        seen.append((options.suite / "test_a.py").read_text(encoding="utf-8"))
+        (project / "suite" / "test_a.py").write_text(f"# edited during {cell.id}\n", encoding="utf-8")
+        return passing_suite(cell, environment, options, out, *rest)
+
+    before = session(project).plan.inputs["suite"]
+    report, _ = run(project, suite=suite, jobs=1)
+    assert seen == ["", "", ""]
+    assert report.verdict is Verdict.OK
+    assert report.suite_sha256 == before != session(project).plan.inputs["suite"]
+
+
+def test_a_cell_whose_suite_was_changed_under_it_is_not_believed(project):
+    def suite(cell, environment, options, out, *rest):
+        if cell.id == "0.18.2":
+            (options.suite / "conftest.py").write_text("# softened\n", encoding="utf-8")
+        return passing_suite(cell, environment, options, out, *rest)
+
+    report, _ = run(project, suite=suite, jobs=1)
+    verdicts = {cell.id: cell.verdict for cell in report.cells}
+    assert verdicts == {"0.18.0": Verdict.OK, "0.18.2": Verdict.INFRA, "0.19.2": Verdict.INFRA}
+    assert "copy of the suite" in report.cells[1].reason
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RecursionError(), KeyError("caf\udce9")])
+@pytest.mark.parametrize("where", ["provide", "suite"])
+def test_whatever_happens_to_one_cell_the_others_are_judged(project, where, error):
+    usual = {"provide": made(project), "suite": passing_suite}[where]
+
+    def fails(cell, *rest):
+        if cell.id == "0.18.2":
+            raise error
+        return usual(cell, *rest)
+
+    report, _ = run(project, **{where: fails})
+    assert [cell.verdict for cell in report.cells] == [Verdict.OK, Verdict.INFRA, Verdict.OK]
+    assert type(error).__name__ in report.cells[1].reason
 
 
 def test_nothing_to_resume(project):
