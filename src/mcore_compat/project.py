@@ -66,6 +66,23 @@ class Project:
             "Run inside a checkout of the project, or name one with --root.",
         )
 
+    @classmethod
+    def readable(cls, root: Path | None = None) -> Self:
+        """The project as :meth:`find` finds it, else the data that the installed package has.
+
+        For commands that read releases, contracts and rules and run nothing: they work in an empty folder. Reports are
+        then written below the working directory.
+
+        Raises:
+            UsageError: ``root`` is given and has no project.
+        """
+        try:
+            return cls.find(root)
+        except UsageError:
+            if root is not None:
+                raise
+            return replace(cls.at(Path.cwd()), data=_packaged_data(), inventory=_packaged_data() / "inventory.toml")
+
     def with_paths(
         self,
         *,
@@ -160,3 +177,10 @@ class Project:
     def kept_results(self) -> tuple[Path, ...]:
         """Folders whose reports may name a baseline: the latest run, and the results that the project commits."""
         return (self.reports / "latest", *sorted((self.root / "docs" / "results").glob("*")))
+
+
+def _packaged_data() -> Path:
+    """The data folder in the installed wheel; in an editable installation, that of the checkout."""
+    package = Path(__file__).parent
+    inside = package / "data"
+    return inside if inside.is_dir() else package.parents[1] / DATA_FOLDER

@@ -41,7 +41,8 @@ def bisect(
     root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
 ) -> None:
     """Find the first release or commit in which something changed; by source, or by running one check."""
-    project = Project.find(root).with_paths(suite=suite, cells=cells_dir, reports=report_dir)
+    find = Project.readable if check is None else Project.find
+    project = find(root).with_paths(suite=suite, cells=cells_dir, reports=report_dir)
     rules, contracts = load_rules(project.rules), load_snapshots(project.contracts)
     console = Console(stderr=True)
     if repository is None:

@@ -19,11 +19,11 @@ from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.scan import as_line, scan
 from mcore_compat.contract.snapshots import load_snapshots, save_snapshot, snapshot_path
 from mcore_compat.contract.source.candidate import CandidateKind, open_candidate, parse_candidate
-from mcore_compat.errors import UsageError
+from mcore_compat.project import Project
 from mcore_compat.releases import IndexUnreachableError, Release, load_releases
 from mcore_compat.verdicts import ExitCode
 
-__all__ = ["app", "data_folder", "obtain", "rules_of"]
+__all__ = ["app", "obtain", "rules_of"]
 
 app = typer.Typer(
     help="What we depend on in a megatron-core, read from its source without running it.",
@@ -46,21 +46,6 @@ Source = Annotated[
 Root = Annotated[Path | None, typer.Option("--root", help="The project's root; default: found upwards from here.")]
 Shape = Annotated[Format, typer.Option("--format", "-f", help="text, markdown or json.")]
 Everything = Annotated[bool, typer.Option("--all", help="Also notes, and what both sides have.")]
-
-
-def data_folder(root: Path | None) -> Path:
-    """``compat_matrix`` of the given root, or of the first folder upwards that has one.
-
-    Raises:
-        UsageError: there is none.
-    """
-    start = (root or Path.cwd()).resolve()
-    for folder in (start, *(start.parents if root is None else ())):
-        if (folder / "compat_matrix" / "rules").is_dir():
-            return folder / "compat_matrix"
-    raise UsageError(
-        "No compat_matrix/rules was found here.", "Run inside a checkout of the project, or name one with --root."
-    )
 
 
 def rules_of(data: Path) -> tuple[Rule, ...]:
@@ -101,7 +86,7 @@ def show(
     root: Root = None,
 ) -> None:
     """Print the contract of one megatron-core."""
-    contract = obtain(source, data_folder(root))
+    contract = obtain(source, Project.readable(root).data)
     if shape is Format.JSON:
         typer.echo(contract.to_json(), nl=False)
         return
@@ -115,7 +100,7 @@ def diff(
     old: Source, new: Source, shape: Shape = Format.TEXT, everything: Everything = False, root: Root = None
 ) -> None:
     """Explain what going from one megatron-core to another means for us; exit code 1: a mode breaks."""
-    data = data_folder(root)
+    data = Project.readable(root).data
     before, after = obtain(old, data), obtain(new, data)
     _print(Comparison(before, after, compare_contracts(before, after, rules_of(data))), shape, everything)
 
@@ -131,7 +116,7 @@ def check(
     root: Root = None,
 ) -> None:
     """Judge one megatron-core by the rules; exit code 1: a mode breaks."""
-    data = data_folder(root)
+    data = Project.readable(root).data
     if baseline is not None:
         diff(baseline, source, shape, everything, root)
         return
@@ -152,7 +137,7 @@ def scan_branches(
     """What upstream's pull requests would change for us; nothing of them is run. Always exit code 0."""
     patterns = refs or ["refs/pull/*/head", "refs/heads/pull-request"]
     counts: dict[str, int] = {}
-    for branch in scan(repository, patterns, onto or ["main"], rules_of(data_folder(root))):
+    for branch in scan(repository, patterns, onto or ["main"], rules_of(Project.readable(root).data)):
         told = [finding for finding in branch.findings if everything or finding.level != "info"]
         counts[branch.judgement] = counts.get(branch.judgement, 0) + 1
         if told or branch.problem or everything:
@@ -177,7 +162,7 @@ def snapshot(
 
     What cannot be had is told by name and ends with exit code 3; what was fetched before is read from the cache.
     """
-    data = data_folder(root)
+    data = Project.find(root).data
     releases = load_releases(data / "releases.json")
     folder = data / "contracts"
     stale, unread = [], []
@@ -212,7 +197,7 @@ def snapshot(
 @app.command()
 def classes(as_data: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, root: Root = None) -> None:
     """Group the releases whose binding surface is the same; the newest of a group stands for it."""
-    data = data_folder(root)
+    data = Project.readable(root).data
     groups = equivalence_classes(load_snapshots(data / "contracts"), rules_of(data))
     if as_data:
         typer.echo(json.dumps([{"name": g.name, "digest": g.digest, "members": g.members} for g in groups], indent=1))

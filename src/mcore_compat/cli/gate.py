@@ -77,7 +77,8 @@ def gate(
     check_profile(profile)
     if newest and candidate is not None:
         raise UsageError(f"Both {candidate} and --latest name a candidate.", "Give one of them.")
-    project = Project.find(root).with_paths(cells=cells_dir, reports=report_dir)
+    find = Project.readable if static else Project.find
+    project = find(root).with_paths(cells=cells_dir, reports=report_dir)
     if newest:
         candidate = latest(load_releases(project.releases_file), "3.12").version
     if candidate is None:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from packaging.version import Version
 
-from mcore_compat.errors import UsageError
 from mcore_compat.matrix.cells import Matrix, load_matrix
+from mcore_compat.project import Project
 from mcore_compat.releases import watch as upstream_watch
 from mcore_compat.releases.index import fetch_releases
 from mcore_compat.releases.model import Release, latest, load_releases, merge, save_releases, unknown_to
@@ -22,17 +22,6 @@ __all__ = ["releases", "watch"]
 Root = Annotated[Path | None, typer.Option("--root", help="The project's root.")]
 
 watch = typer.Typer(help="The weekly upstream watch, step by step.", no_args_is_help=True)
-
-
-def _home(root: Path | None) -> Path:
-    start = (root or Path.cwd()).resolve()
-    for folder in (start, *(start.parents if root is None else ())):
-        if (folder / "compat_matrix" / "releases.json").is_file():
-            return folder
-    raise UsageError(
-        "No compat_matrix/releases.json was found here.",
-        "Run inside a checkout of the project, or name one with --root.",
-    )
 
 
 def _released(matrix: Matrix) -> set[str]:
@@ -50,7 +39,7 @@ def releases(
     root: Root = None,
 ) -> None:
     """List megatron-core's releases; works offline from the committed list unless --update is given."""
-    data = _home(root) / "compat_matrix"
+    data = (Project.find(root) if update else Project.readable(root)).data
     path = data / "releases.json"
     known = load_releases(path)
     if update:
@@ -94,7 +83,7 @@ def _row(release: Release, in_matrix: bool, python: str) -> str:
 @watch.command("candidates")
 def watch_candidates(root: Root = None) -> None:
     """Print what to judge, as the matrix of a GitHub workflow: releases that the matrix lacks, and upstream's main."""
-    data = _home(root) / "compat_matrix"
+    data = Project.find(root).data
     matrix = load_matrix(data / "matrix.toml")
     known = merge(load_releases(data / "releases.json"), fetch_releases())
     missing = unknown_to(known, _released(matrix), matrix.cells[0].python)
@@ -110,7 +99,7 @@ def watch_note(
     root: Root = None,
 ) -> None:
     """Write down what the gate answered for one candidate."""
-    excerpt = upstream_watch.newest_gate_report(_home(root) / "reports")
+    excerpt = upstream_watch.newest_gate_report(Project.find(root).root / "reports")
     upstream_watch.write_note(out, upstream_watch.Note(name, status, excerpt))
 
 

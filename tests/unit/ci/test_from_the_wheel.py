@@ -1,0 +1,63 @@
+"""The built wheel alone, in an empty folder: what reads sources needs no checkout."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FROM_THE_WHEEL = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import mcore_compat
+assert mcore_compat.__file__.startswith(sys.path[0]), mcore_compat.__file__
+from mcore_compat.cli.main import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The wheel, built as a release is and unpacked, so that nothing of the checkout is on the path before it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "uv", "build", "-q", "--wheel", "--out-dir", folder, ROOT]
+    subprocess.run(command, check=True, timeout=240)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def call(site, folder, *arguments):
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-c", FROM_THE_WHEEL, site, *arguments], cwd=folder, capture_output=True, text=True,
+        check=False, timeout=240, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("releases", "--latest"), 0, "0."),
+        (("contract", "diff", "0.17.1", "0.18.0"), 0, "0.18.0"),
+        (("contract", "check", "0.18.2", "--baseline", "0.18.0"), 0, "0.18.2"),
+        (("contract", "classes"), 0, "0.19.2"),
+        (("bisect", "--good", "0.17.1", "--bad", "0.18.2", "--item", "gpt.hook"), 0, "0.18.0"),
+        (("gate", "0.18.2", "--baseline", "0.18.0", "--static"), 3, "report: reports/"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else None,
+)
+def test_what_reads_sources_works_in_an_empty_folder(site, tmp_path, arguments, code, words):
+    done = call(site, tmp_path / "empty", *arguments)
+    assert (done.returncode, words in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("plan",), ("contract", "snapshot"), ("releases", "--update")])
+def test_what_writes_or_runs_says_that_it_needs_a_project(site, tmp_path, arguments):
+    done = call(site, tmp_path / "empty", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].startswith("error: No compat_matrix/matrix.toml was found here.")
