@@ -6,15 +6,18 @@ An :class:`Item` is one fact about upstream's source with the *direction* of our
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import JsonValue, ValidationError
 
 from mcore_compat.errors import UsageError
+from mcore_compat.files.digest import digest_of_json
+from mcore_compat.matrix.toml_file import DataModel
 
 __all__ = ["SCHEMA_VERSION", "Contract", "ContractFormatError", "Direction", "Item", "Json", "VersionLabels"]
 
@@ -126,7 +129,7 @@ class Contract:
     def digest(self) -> str:
         """SHA-256 of the items' ids, directions and values; labels and places are left out."""
         facts = {item.id: [item.direction.value, item.value] for item in self.items.values()}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return digest_of_json(facts)
 
     def to_json(self) -> str:
         """Stable text: sorted ids, one item a line, so that a snapshot's diff reads well."""
@@ -153,17 +156,34 @@ class Contract:
         Raises:
             ContractFormatError: not JSON, another schema version, or an item without its fields.
         """
-        again = "re-create it with `mcore-compat contract snapshot`."
         try:
-            raw = json.loads(text)
-            version = raw["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise ContractFormatError(f"{origin} has schema_version {version}, not {SCHEMA_VERSION}.", again)
-            items = [
-                Item(item_id, Direction(row["direction"]), row["value"], row.get("where", ""))
-                for item_id, row in raw["items"].items()
-            ]
-            labels = VersionLabels(raw["distribution"], raw["attribute"], raw["commit"])
-            return cls.of(raw["name"], labels, items)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ContractFormatError(f"{origin} cannot be read: {error!r}.", again) from error
+            snapshot = _Snapshot.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise ContractFormatError(
+                f"{origin} cannot be read: {place}: {first['msg']}.",
+                "Re-create it with `mcore-compat contract snapshot`.",
+            ) from error
+        items = [Item(item_id, row.direction, row.value, row.where) for item_id, row in snapshot.items.items()]
+        labels = VersionLabels(snapshot.distribution, snapshot.attribute, snapshot.commit)
+        return cls.of(snapshot.name, labels, items)
+
+
+class _Row(DataModel):
+    """One item of a snapshot."""
+
+    direction: Direction
+    value: JsonValue
+    where: str = ""
+
+
+class _Snapshot(DataModel):
+    """A snapshot's file."""
+
+    schema_version: Literal[1]
+    name: str
+    distribution: str | None
+    attribute: str | None
+    commit: str | None
+    items: dict[str, _Row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fake_upstream import FILES, edited
 
 from mcore_compat.contract.extract.modules import CandidateSyntaxError
 from mcore_compat.contract.extract.surface import extract
+from mcore_compat.contract.rules.compare import FindingState, compare_contracts
+from mcore_compat.contract.rules.rule import load_rules
 from mcore_compat.contract.source.candidate import NoSuchCandidateError, open_candidate, parse_candidate
 from mcore_compat.contract.source.git import GitError, commits_between, read_git
 from mcore_compat.contract.source.tree import (
@@ -27,6 +30,7 @@ from mcore_compat.contract.source.tree import (
 )
 
 EXPECTED = extract(edited(), "fake")
+RULES = load_rules(Path(__file__).parents[3] / "compat_matrix" / "rules")
 
 
 def write_tree(folder: Path) -> Path:
@@ -99,6 +103,36 @@ def big_zip() -> bytes:
     return stream.getvalue()
 
 
+def linked_zip() -> bytes:
+    stream = io.BytesIO(zip_of(FILES))
+    with zipfile.ZipFile(stream, "a") as archive:
+        link = zipfile.ZipInfo("megatron/core/linked.py")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    return stream.getvalue()
+
+
+def twice_zip() -> bytes:
+    stream = io.BytesIO(zip_of(FILES))
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "a") as archive:
+        warnings.simplefilter("ignore")
+        archive.writestr("megatron/core/./__init__.py", "import evil")
+        archive.writestr("megatron/core/__init__.py", "import evil")
+    return stream.getvalue()
+
+
+def bulky_zip() -> bytes:
+    """Less than 1 MB, 150 MB unpacked, in a member that the contract does not read."""
+    stream = io.BytesIO(zip_of(FILES))
+    with (
+        zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("megatron/core/data.bin", "w") as member,
+    ):
+        for _ in range(150):
+            member.write(bytes(1_000_000))
+    return stream.getvalue()
+
+
 BAD_WHEELS = {
     "another project": (zip_of({"numpy-1.dist-info/METADATA": "Name: numpy\n"}), NotMegatronError),
     "truncated": (zip_of(FILES)[:-2000], BrokenSourceError),
@@ -109,6 +143,9 @@ BAD_WHEELS = {
     "windows path": (zip_of({**FILES, "C:/evil.py": "x"}), UnsafeArchiveError),
     "binary source": (zip_of({**FILES, "megatron/core/x.py": b"\xff\xfe\x00"}), BrokenSourceError),
     "bomb": (big_zip(), SourceTooLargeError),
+    "bulky": (bulky_zip(), SourceTooLargeError),
+    "link": (linked_zip(), UnsafeArchiveError),
+    "two members of one name": (twice_zip(), UnsafeArchiveError),
 }  # fmt: skip
 
 
@@ -148,6 +185,81 @@ def test_sdists_with_links_or_climbing_members_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(BrokenSourceError):
         read_sdist(path)
+
+
+def sdist_of(path: Path, *members: tarfile.TarInfo, **files: str) -> Path:
+    texts = {**{name: text for name, text in FILES.items() if "dist-info" not in name}, **files}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in texts.items():
+            info = tarfile.TarInfo(f"megatron_core-0.18.0/{name}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(f"megatron_core-0.18.0/{name}")
+    info.type, info.linkname, info.size = kind, link, size
+    return info
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (member("a", tarfile.SYMTYPE, "/etc/passwd"), UnsafeArchiveError),
+        (member("a/b", tarfile.SYMTYPE, "../../../x"), UnsafeArchiveError),
+        (member("a", tarfile.LNKTYPE, "../x"), UnsafeArchiveError),
+        (member("a", tarfile.FIFOTYPE), UnsafeArchiveError),
+        (member("data.bin", size=150_000_000), SourceTooLargeError),
+    ],
+    ids=["absolute link", "climbing link", "hard link", "pipe", "bulky"],
+)
+def test_sdists_with_odd_members_are_refused(tmp_path, bad, error):
+    path = sdist_of(tmp_path / "megatron_core-0.18.0.tar.gz", bad)
+    with pytest.raises(error, match=r"megatron_core-0\.18\.0\.tar\.gz"):
+        read_sdist(path)
+
+
+def test_reading_an_sdist_runs_nothing_of_it(tmp_path):
+    mark = tmp_path / "ran"
+    run = f"open({str(mark)!r}, 'w').close()\n"
+    backend = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    files = {"setup.py": run, "backend.py": run, "pyproject.toml": backend, "megatron/core/__init__.py": run}
+    inside = member("megatron/core/linked.py", tarfile.SYMTYPE, "__init__.py")
+    path = sdist_of(tmp_path / "megatron_core-0.18.0.tar.gz", inside, **files)
+    extract(open_candidate(parse_candidate(str(path)), ()))
+    assert not mark.exists()
+
+
+EXTRAS = {
+    "evil.pth": "start-up file evil.pth",
+    "sitecustomize.py": "start-up file sitecustomize.py",
+    "torch/__init__.py": "top-level name torch",
+    "helper.py": "top-level name helper.py",
+    "megatron_core-0.18.0.data/purelib/torch/nn.py": "top-level name torch",
+    "megatron_core-0.18.0.data/platlib/late.pth": "start-up file late.pth",
+    "megatron_core-0.18.0.data/scripts/python": "scripts python",
+    "megatron_core-0.18.0.data/data/etc/x.conf": "data etc/x.conf",
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_a_wheel_installs_beside_megatron_is_reported(tmp_path, name):
+    path = write_wheel(tmp_path / "megatron_core-0.18.0-py3-none-any.whl", {**FILES, name: "import os\n"})
+    found = compare_contracts(EXPECTED, extract(read_wheel(path)), RULES)
+    assert [(f.rule.id, f.detail) for f in found if f.state is FindingState.NEW] == [("package-extras", EXTRAS[name])]
+
+
+def test_entry_points_are_reported(tmp_path):
+    text = "[pytest11]\nplugin = megatron.plugin\n# note\n[console_scripts]\nrun = megatron.run:main\n"
+    files = {**FILES, "megatron_core-0.18.0.dist-info/entry_points.txt": text}
+    path = write_wheel(tmp_path / "megatron_core-0.18.0-py3-none-any.whl", files)
+    assert read_wheel(path).extras == (
+        "entry point console_scripts: run = megatron.run:main",
+        "entry point pytest11: plugin = megatron.plugin",
+    )
 
 
 def test_links_out_of_a_folder_are_not_followed(tmp_path):

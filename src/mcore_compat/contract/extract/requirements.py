@@ -17,7 +17,7 @@ from mcore_compat.contract.extract.scopes import absolute_module
 from mcore_compat.contract.model import Direction, Item, Json, VersionLabels
 from mcore_compat.contract.source.tree import SourceTree
 
-__all__ = ["import_items", "metadata_items", "version_labels"]
+__all__ = ["extra_items", "import_items", "metadata_items", "version_labels"]
 
 ENTRY = "megatron.core.models.gpt.gpt_model"
 _OPTIONAL_GUARDS = re.compile(r"TYPE_CHECKING|HAVE_|is_.*_available|_available\b")
@@ -70,6 +70,12 @@ def metadata_items(tree: SourceTree) -> Iterator[Item]:
     yield Item("metadata.requires-python", Direction.READ, requires_python, where)
     declared = sorted({d for line in dependencies if (d := _normal(line))})
     yield Item("metadata.dependencies", Direction.READ, declared, where)
+
+
+def extra_items(tree: SourceTree) -> Iterator[Item]:
+    """What a wheel installs beside ``megatron``; no item where that is nothing, as in every release."""
+    if tree.extras:
+        yield Item("package.extras", Direction.READ, list[Json](tree.extras))
 
 
 def _normal(line: str) -> str | None:

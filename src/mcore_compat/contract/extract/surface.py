@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mcore_compat.contract.extract.head import model_items, multi_token_items
 from mcore_compat.contract.extract.modules import ClassRef, FunctionRef, ModuleIndex
 from mcore_compat.contract.extract.replaced import binding_items, replaced_items
-from mcore_compat.contract.extract.requirements import import_items, metadata_items, version_labels
+from mcore_compat.contract.extract.requirements import extra_items, import_items, metadata_items, version_labels
 from mcore_compat.contract.extract.value_flow import calls, keywords_of, text
 from mcore_compat.contract.model import Contract, Direction, Item, Json
 from mcore_compat.contract.source.tree import SourceTree
@@ -103,6 +103,7 @@ def _items(index: ModuleIndex) -> Iterator[Item]:
     yield from _symbol_items(index)
     yield from _config_items(index)
     yield from metadata_items(index.tree)
+    yield from extra_items(index.tree)
     yield from import_items(index)
     yield from replaced_items(index)
     yield from binding_items(index)

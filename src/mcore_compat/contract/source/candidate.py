@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from mcore_compat.contract.source.git import GitError, git, is_repository, read_git
 from mcore_compat.contract.source.tree import SourceError, SourceTree, read_directory, read_sdist, read_wheel
+from mcore_compat.files.digest import digest_of_text
+from mcore_compat.matrix.source import Source, SourceKind, SourceNameError, parse_source
 from mcore_compat.releases import PROJECT, Release, cache_directory, download, find_release
 
 __all__ = ["Candidate", "CandidateKind", "NoSuchCandidateError", "open_candidate", "parse_candidate"]
 
 _FETCH_SECONDS = 600
 _FORMS = (
-    "give megatron-core==VERSION, a .whl, a .tar.gz, a folder (checkout, site-packages, virtual environment), "
+    "Give megatron-core==VERSION, a .whl, a .tar.gz, a folder (checkout, site-packages, virtual environment), "
     "or git+file:///repository@ref."
 )
 
@@ -71,62 +67,56 @@ def parse_candidate(text: str, folder: Path | None = None) -> Candidate:
     Raises:
         NoSuchCandidateError: it names nothing that exists, or another project.
     """
-    text = text.strip()
-    if text.startswith("git+"):
-        return _git_candidate(text)
-    path = (folder or Path.cwd()) / Path(text.removeprefix("file://")).expanduser()
-    if text and path.exists():
-        return _path_candidate(path.resolve())
+    home = folder or Path.cwd()
+    name = text.strip()
     try:
-        Version(text)
-    except InvalidVersion:
-        pass
-    else:
-        text = f"{PROJECT}=={text}"
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise NoSuchCandidateError(f"{text!r} is neither a file, a folder, nor a release.", _FORMS) from error
-    if canonicalize_name(requirement.name) != PROJECT:
-        raise NoSuchCandidateError(f"{text!r} names {requirement.name}, not {PROJECT}.", _FORMS)
-    pins = [specifier for specifier in requirement.specifier if specifier.operator in {"==", "==="}]
-    if len(pins) != 1 or len(list(requirement.specifier)) != 1 or "*" in pins[0].version:
-        raise NoSuchCandidateError(f"{text!r} does not name one release.", f"pin it: {PROJECT}==0.18.2.")
-    version = pins[0].version
-    return Candidate(CandidateKind.RELEASE, version, f"{PROJECT}=={version}", version=version)
+        if name and "://" not in name and (home / name).exists():  # a folder may be called 0.18.2
+            return _path_candidate((home / name).resolve(), text)
+        source = parse_source(text, home)
+    except SourceNameError as error:
+        raise NoSuchCandidateError(f"{_capital(error.problem)}.", f"{_capital(error.next_step)}.") from error
+    except OSError as error:  # a name too long for any file system
+        raise NoSuchCandidateError(f"{text[:80]!r} cannot be looked up ({error.strerror}).", _FORMS) from error
+    if source.kind is SourceKind.RELEASE:
+        assert source.version is not None
+        return Candidate(CandidateKind.RELEASE, source.version, source.requirement, version=source.version)
+    if source.kind is SourceKind.GIT:
+        return _git_candidate(source)
+    if source.path is None:
+        raise NoSuchCandidateError(f"{text!r} is on another host.", "Download it first, and give the file.")
+    if not source.path.exists():
+        raise NoSuchCandidateError(f"{text!r} is neither a file, a folder, nor a release.", _FORMS)
+    return _path_candidate(source.path, text)
 
 
-def _git_candidate(text: str) -> Candidate:
-    parts = urlsplit(text.removeprefix("git+"))
-    place, _, ref = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "HEAD")
-    place, ref = unquote(place), unquote(ref)
-    if not ref or not place:
-        raise NoSuchCandidateError(f"{text!r} lacks a path or a ref.", _FORMS)
-    name = Path(place).name.removesuffix(".git")
-    label = f"{name}@{ref}"
-    if parts.scheme == "file":
-        path = Path(place)
-        if not is_repository(path):
-            raise NoSuchCandidateError(f"{name} is not a git repository.", _FORMS)
-        return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{place}@{ref}", path=path, ref=ref)
-    if parts.scheme not in {"https", "ssh"}:
-        raise NoSuchCandidateError(f"git+{parts.scheme} is not supported.", "use git+file, git+https or git+ssh.")
-    address = f"{parts.scheme}://{parts.netloc}{place}"
-    return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+{address}@{ref}", address=address, ref=ref)
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _path_candidate(path: Path) -> Candidate:
+def _git_candidate(source: Source) -> Candidate:
+    assert source.repository is not None
+    name = Path(source.repository).name.removesuffix(".git")
+    ref = source.ref or "HEAD"
+    requirement = source.requirement if source.ref else f"{source.requirement}@{ref}"
+    if source.path is not None and not is_repository(source.path):
+        raise NoSuchCandidateError(f"{name} is not a git repository.", _FORMS)
+    address = None if source.path is not None else source.repository
+    return Candidate(CandidateKind.GIT, f"{name}@{ref}", requirement, path=source.path, address=address, ref=ref)
+
+
+def _path_candidate(path: Path, text: str) -> Candidate:
+    requirement = Source(SourceKind.PATH, path=path).requirement
     if path.is_dir():
         bare = is_repository(path) and not (path / ".git").exists()
         if bare:  # a bare repository has no working tree: its HEAD is meant
             label = f"{path.name.removesuffix('.git')}@HEAD"
             return Candidate(CandidateKind.GIT, label, f"{PROJECT} @ git+file://{path}@HEAD", path=path)
-        return Candidate(CandidateKind.DIRECTORY, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
+        return Candidate(CandidateKind.DIRECTORY, path.name, requirement, path=path)
     if path.name.endswith((".whl", ".zip")):
-        return Candidate(CandidateKind.WHEEL, path.name, str(path), path=path)
+        return Candidate(CandidateKind.WHEEL, path.name, requirement, path=path)
     if path.name.endswith((".tar.gz", ".tgz", ".tar")):
-        return Candidate(CandidateKind.SDIST, path.name, f"{PROJECT} @ {path.as_uri()}", path=path)
-    raise NoSuchCandidateError(f"{path.name} is not a wheel or an sdist.", _FORMS)
+        return Candidate(CandidateKind.SDIST, path.name, requirement, path=path)
+    raise NoSuchCandidateError(f"{text!r} is not a wheel or an sdist.", _FORMS)
 
 
 def open_candidate(candidate: Candidate, releases: Iterable[Release], cache: Path | None = None) -> SourceTree:
@@ -156,7 +146,7 @@ def open_candidate(candidate: Candidate, releases: Iterable[Release], cache: Pat
 def _fetched(candidate: Candidate, cache: Path) -> Path:
     """Bare repository in the cache that holds the one commit asked for of a repository on another host."""
     assert candidate.address is not None
-    key = hashlib.sha256(candidate.address.encode()).hexdigest()[:16]
+    key = digest_of_text(candidate.address)[:16]
     repository = cache / "git" / key / f"{Path(candidate.address).name.removesuffix('.git')}.git"
     repository.mkdir(parents=True, exist_ok=True)
     if not is_repository(repository):

@@ -8,11 +8,13 @@ archive cannot leave anything behind.
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -38,6 +40,7 @@ __all__ = [
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_TOTAL_BYTES = 64 * 1024 * 1024
+MAX_UNPACKED_BYTES = 128 * 1024 * 1024  # of all members: an installer writes those too that the contract does not read
 MAX_MEMBERS = 50_000
 
 _METADATA_FILES = frozenset({"pyproject.toml", "setup.py", "PKG-INFO", "megatron/core/requirements.txt"})
@@ -72,12 +75,14 @@ class SourceTree:
         kind: ``wheel``, ``sdist``, ``directory`` or ``git``.
         files: posix path relative to the root that holds ``megatron/`` to text.
         commit: full commit id of a git source.
+        extras: what a wheel installs beside ``megatron`` and its own metadata, in words; other kinds have none.
     """
 
     name: str
     kind: str
     files: Mapping[str, str] = field(repr=False)
     commit: str | None = None
+    extras: tuple[str, ...] = ()
 
     def require_megatron(self) -> SourceTree:
         """Return self, or say what it is instead.
@@ -124,6 +129,9 @@ def decode_source(path: str, data: bytes, origin: str) -> str:
     return text
 
 
+_NO_TOOL = "do not install this file; no packaging tool makes such a member."
+# Python runs these by itself, in every process of the environment; pytest reads a conftest.
+_START_UP = frozenset({"sitecustomize.py", "usercustomize.py", "conftest.py"})
 _GET_AGAIN = "get the file again and compare its hash with the index's."
 
 
@@ -160,7 +168,7 @@ def _safe_member(name: str, origin: str) -> str:
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or (pure.parts and ":" in pure.parts[0]):
         raise UnsafeArchiveError(
             f"{origin} has a member that points outside of it: {name!r}.",
-            "do not install this file; no packaging tool makes such a member.",
+            _NO_TOOL,
         )
     return str(pure)
 
@@ -175,8 +183,7 @@ def read_wheel(path: Path) -> SourceTree:
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
-            if len(infos) > MAX_MEMBERS:
-                raise SourceTooLargeError(f"{path.name} has {len(infos)} members.", "check what this file is.")
+            _check_wheel_members(path.name, infos)
             names = [(_safe_member(info.filename, path.name), info) for info in infos]
 
             def reader(info: zipfile.ZipInfo) -> Callable[[], bytes]:
@@ -189,9 +196,64 @@ def read_wheel(path: Path) -> SourceTree:
                 return read
 
             files = _collect(path.name, ((name, reader(info)) for name, info in names if not info.is_dir()))
+            extras = _extras({name: reader(info) for name, info in names if not info.is_dir()})
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BrokenSourceError(f"{path.name} is not a readable zip file ({error}).", _GET_AGAIN) from error
-    return SourceTree(path.name, "wheel", files).require_megatron()
+    return SourceTree(path.name, "wheel", files, extras=extras).require_megatron()
+
+
+def _check_wheel_members(origin: str, infos: Sequence[zipfile.ZipInfo]) -> None:
+    """Look at every member's entry in the directory, before anything is inflated.
+
+    Raises:
+        SourceTooLargeError: too many members, or too large all together.
+        UnsafeArchiveError: a link, or two members of one name.
+    """
+    if len(infos) > MAX_MEMBERS:
+        raise SourceTooLargeError(f"{origin} has {len(infos)} members.", "check what this file is.")
+    total = sum(info.file_size for info in infos)
+    if total > MAX_UNPACKED_BYTES:
+        largest = max(infos, key=lambda info: info.file_size)
+        what = f"{origin} unpacked (its largest member is {largest.filename!r})"
+        raise _too_large(what, total, MAX_UNPACKED_BYTES)
+    names = Counter(str(PurePosixPath(info.filename)) for info in infos)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
+        raise UnsafeArchiveError(f"{origin} has two members named {twice!r}.", _NO_TOOL)
+    link = next((info for info in infos if stat.S_ISLNK(info.external_attr >> 16)), None)
+    if link is not None:
+        raise UnsafeArchiveError(f"{origin} has a link, {link.filename!r}.", _NO_TOOL)
+
+
+def _extras(members: Mapping[str, Callable[[], bytes]]) -> tuple[str, ...]:
+    """What else an installer would put in place: other packages, start-up files, scripts, entry points."""
+    found: set[str] = set()
+    for name, read in members.items():
+        head, _, rest = name.partition("/")
+        if head.endswith(".data"):
+            scheme, _, rest = rest.partition("/")
+            if scheme not in {"purelib", "platlib"}:
+                found.add(f"{scheme} {rest}")
+                continue
+            head = rest.partition("/")[0]
+        if head.endswith(".dist-info"):
+            if name.endswith("/entry_points.txt"):
+                found |= {f"entry point {line}" for line in _entry_points(read())}
+        elif head.endswith(".pth") or head in _START_UP:
+            found.add(f"start-up file {head}")
+        elif head != "megatron":
+            found.add(f"top-level name {head}")
+    return tuple(sorted(found))
+
+
+def _entry_points(data: bytes) -> Iterator[str]:
+    group = ""
+    for line in data[:MAX_FILE_BYTES].decode("utf-8", errors="replace").splitlines():
+        text = line.strip()
+        if text.startswith("["):
+            group = text.strip("[]")
+        elif text and not text.startswith("#"):
+            yield f"{group}: {text}"
 
 
 def read_sdist(path: Path) -> SourceTree:
@@ -202,7 +264,8 @@ def read_sdist(path: Path) -> SourceTree:
     """
     _check_size(path)
     files: dict[str, str] = {}
-    total = 0
+    total = unpacked = 0
+    odd = ""
     try:
         with tarfile.open(path, "r:*") as archive:
             for count, member in enumerate(archive):
@@ -211,6 +274,10 @@ def read_sdist(path: Path) -> SourceTree:
                         f"{path.name} has over {MAX_MEMBERS} members.", "check what this file is."
                     )
                 name = _safe_member(member.name, path.name)
+                odd = odd or _odd_member(member)
+                unpacked += member.size
+                if unpacked > MAX_UNPACKED_BYTES:
+                    raise _too_large(f"{path.name} unpacked (up to {name!r})", unpacked, MAX_UNPACKED_BYTES)
                 inner = name.partition("/")[2]
                 if not member.isfile() or not wanted(inner):
                     continue
@@ -224,7 +291,22 @@ def read_sdist(path: Path) -> SourceTree:
                     raise _too_large(f"the Python source in {path.name}", total, MAX_TOTAL_BYTES)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise BrokenSourceError(f"{path.name} is not a readable tar file ({error}).", _GET_AGAIN) from error
-    return SourceTree(path.name, "sdist", files).require_megatron()
+    tree = SourceTree(path.name, "sdist", files).require_megatron()
+    if odd:
+        raise UnsafeArchiveError(f"{path.name} has {odd}.", _NO_TOOL)
+    return tree
+
+
+def _odd_member(member: tarfile.TarInfo) -> str:
+    """What is wrong with a member of an sdist that is not a file: a device, or a link to outside; "" where nothing."""
+    if member.isdev():
+        return f"a device or pipe, {member.name!r}"
+    if member.issym() or member.islnk():
+        start = posixpath.dirname(member.name) if member.issym() else ""
+        target = posixpath.normpath(posixpath.join(start, member.linkname))
+        if target.startswith(("/", "../")) or target == "..":
+            return f"a link that leads outside of it, {member.name!r}"
+    return ""
 
 
 def _python_root(path: Path) -> Path:
