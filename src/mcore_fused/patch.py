@@ -111,21 +111,23 @@ def patch_fused_forward(model: Model, mode: ModeRequest = "auto") -> Mode:
     chains = [unwrap_chain(chunk) for chunk in get_chunks(model)]
     wanted = {_wanted_mode(chain, mode) for chain in chains}  # everything is checked before anything is changed
     chosen: Mode = "legacy" if "legacy" in wanted else "hook"
-    for inner in (chain.model for chain in chains):
-        _read_signatures(inner)
+    for chain in chains:
+        inner = chain.model
         if chosen == "hook":
             _patched_hook.add(inner)
         elif not isinstance(own_attribute(inner, "forward"), LegacyForward):
             _patched_hook.discard(inner)
             inner.forward = LegacyForward(inner)
+        _read_signatures(chain)
     return chosen
 
 
-def _read_signatures(model: nn.Module) -> None:
+def _read_signatures(chain: WrapperChain) -> None:
     """Read the signatures that calls need, so that no call has to."""
-    for name in ("forward", "build_schedule_plan"):
-        method = getattr(model, name, None)
-        if method is not None and not isinstance(method, LegacyForward):
+    methods: list[Any] = [module.forward for module in (*chain.wrappers, chain.model)]
+    methods += [getattr(chain.model, name, None) for name in ("build_schedule_plan", "_preprocess")]
+    for method in methods:
+        if callable(method):
             forward_parameters(method)
 
 

@@ -4,11 +4,14 @@ The invariant is on ``vars()`` of every object, not on which function is reached
 method back leaves an attribute that shadows the class, and most unpatch implementations in the field do so.
 """
 
+import copy
+
 import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module
 from support.copies import deep_copy, through_pickle
 from support.models import Shape, batch_for, build
@@ -19,6 +22,7 @@ from mcore_compat.testing.reference import stock_forward
 pytestmark = pytest.mark.needs("patch")
 
 _SUBJECT = load_subject()
+LEVELS = st.integers(0, 11)  # a multiple of every chain's length
 
 
 class VisionLanguageModel(torch.nn.Module):
@@ -33,9 +37,41 @@ class VisionLanguageModel(torch.nn.Module):
         return self.language_model(input_ids, position_ids, attention_mask, labels=labels)
 
 
-WRAPPERS = {
-    "float16": lambda model: Float16Module(model.config, model),
-    "vlm": VisionLanguageModel,
+class PeftModel(torch.nn.Module):
+    """Stands for PEFT's: known by its class's name, and it answers for the model inside."""
+
+    def __init__(self, base_model):
+        super().__init__()
+        self.base_model = base_model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base_model"), name)
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+PeftModel.__module__ = "peft.peft_model"
+
+
+def _ddp(config, model):
+    ddp_config = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=False)
+    return DistributedDataParallel(config, ddp_config, model)
+
+
+# What frameworks build, from the inside out; each step is given the model's config and what it wraps.
+_HALF, _VLM, _PEFT = Float16Module, lambda _, model: VisionLanguageModel(model), lambda _, model: PeftModel(model)
+CHAINS = {
+    "float16": (_HALF,),
+    "vlm": (_VLM,),
+    "peft": (_PEFT,),
+    "ddp float16": (_HALF, _ddp),
+    "ddp float16 vlm": (_VLM, _HALF, _ddp),
+    "ddp float16 peft": (_PEFT, _HALF, _ddp),
+    "peft float16 vlm": (_VLM, _HALF, _PEFT),
 }
 
 
@@ -52,52 +88,72 @@ def _snapshot(model):
     return found
 
 
+def _own(module):
+    """``vars()`` of one object, by identity of the values."""
+    return {key: id(value) for key, value in vars(module).items() if key not in {"_parameters", "training"}}
+
+
 class PatchMachine(RuleBasedStateMachine):
-    """Drives one model; ``self.mode`` is what is installed, None when nothing is."""
+    """Drives one model; ``self.mode`` is what is installed, None when nothing is.
+
+    ``self.levels`` are the objects of its chain, outermost first; every rule may be given any of them.
+    """
 
     @initialize(tied=st.booleans())
     def start(self, tied):
         self.model = build(Shape(tied=tied, dtype=torch.bfloat16, layers=1))
         self.batch = batch_for(97, 2, 4)
         self.stock = stock_forward(self.model, *self.batch.inputs, labels=self.batch.labels)
-        self.outer = self.model
+        self.levels, self.wrappers = [self.model], []
         self.before = _snapshot(self.model)
         self.keys = list(self.model.state_dict())
         self.mode = None
         self.foreign = None
 
-    @precondition(lambda self: self.outer is self.model)
-    @rule(kind=st.sampled_from(["float16", "vlm"]))
+    def at(self, level):
+        return self.levels[level % len(self.levels)]
+
+    @precondition(lambda self: len(self.levels) == 1)
+    @rule(kind=st.sampled_from(sorted(CHAINS)))
     def wrap(self, kind):
-        self.outer = WRAPPERS[kind](self.model)
+        config = copy.copy(self.model.config)
+        config.bf16, config.params_dtype = True, torch.bfloat16
+        for wrapper in CHAINS[kind]:
+            self.levels.insert(0, wrapper(config, self.levels[0]))
+        self.wrappers = [(module, _own(module), _own(type(module))) for module in self.levels[:-1]]
+        self.before = _snapshot(self.model) if self.mode is None and self.foreign is None else self.before
 
     @rule()
     def unwrap(self):
-        self.outer = self.model
+        self.levels, self.wrappers = [self.model], []
 
-    @rule(mode=st.sampled_from(["auto", "legacy"]))
-    def patch(self, mode):
+    @rule(mode=st.sampled_from(["auto", "legacy"]), level=LEVELS)
+    def patch(self, mode, level):
+        outer = self.at(level)
         if self.foreign is not None:
             with pytest.raises(Exception, match="foreign"):
-                _SUBJECT.patch(self.outer, mode)
+                _SUBJECT.patch(outer, mode)
             return
-        natural = _SUBJECT.mode(self.outer)
+        natural = _SUBJECT.mode(outer)
         wanted = natural if mode == "auto" else "legacy"
         if self.mode not in {None, wanted}:
             with pytest.raises(Exception, match="unpatch"):
-                _SUBJECT.patch(self.outer, mode)
+                _SUBJECT.patch(outer, mode)
             return
-        _SUBJECT.patch(self.outer, mode)
+        _SUBJECT.patch(outer, mode)
         self.mode = wanted
-        assert _SUBJECT.mode(self.outer) == wanted
+        assert {_SUBJECT.mode(module) for module in self.levels} == {wanted}
 
-    @rule()
-    def unpatch(self):
+    @rule(level=LEVELS, times=st.integers(1, 2))
+    def unpatch(self, level, times):
+        """Also where nothing is installed, and twice."""
+        outer = self.at(level)
         if self.foreign is not None:
             with pytest.raises(Exception, match="foreign"):
-                _SUBJECT.unpatch(self.outer)
+                _SUBJECT.unpatch(outer)
             return
-        _SUBJECT.unpatch(self.outer)
+        for _ in range(times):
+            _SUBJECT.unpatch(outer)
         self.mode = None
 
     @precondition(lambda self: self.foreign is None)
@@ -122,9 +178,9 @@ class PatchMachine(RuleBasedStateMachine):
         self.foreign = None
 
     @precondition(lambda self: self.mode is not None and self.foreign is None)
-    @rule()
-    def call(self):
-        output = _SUBJECT.call(self.outer, *self.batch.inputs, labels=self.batch.labels)
+    @rule(level=LEVELS)
+    def call(self, level):
+        output = _SUBJECT.call(self.at(level), *self.batch.inputs, labels=self.batch.labels)
         # bf16 logits of the reference carry 2^-9 of their size; what is looked for here is a wrong path.
         assert torch.allclose(output.log_probs.double(), self.stock.log_probs, atol=0.5, rtol=0.02)
 
@@ -138,8 +194,8 @@ class PatchMachine(RuleBasedStateMachine):
         assert isinstance(loss, torch.Tensor)
 
     @precondition(lambda self: self.mode is not None and self.foreign is None)
-    @rule()
-    def call_that_fails(self):
+    @rule(level=LEVELS)
+    def call_that_fails(self, level):
         """P1: the model raises half-way, before and inside the head."""
         snapshot = _snapshot(self.model)
 
@@ -148,22 +204,28 @@ class PatchMachine(RuleBasedStateMachine):
 
         handle = self.model.decoder.register_forward_hook(fail)
         with pytest.raises(_FailingError):
-            _SUBJECT.call(self.outer, *self.batch.inputs, labels=self.batch.labels)
+            _SUBJECT.call(self.at(level), *self.batch.inputs, labels=self.batch.labels)
         handle.remove()
         with pytest.raises(ValueError, match="shape"):
-            _SUBJECT.call(self.outer, *self.batch.inputs, labels=self.batch.labels[:, 1:])
+            _SUBJECT.call(self.at(level), *self.batch.inputs, labels=self.batch.labels[:, 1:])
         assert _snapshot(self.model) == snapshot
 
     @precondition(lambda self: self.foreign is None)
-    @rule(how=st.sampled_from([deep_copy, through_pickle]))
-    def copy_it(self, how):
-        """The copy computes with its own weights, patched or not, and can be unpatched on its own."""
-        twin = how(self.model)
+    @rule(how=st.sampled_from([deep_copy, through_pickle]), level=LEVELS)
+    def copy_it(self, how, level):
+        """The copy computes with its own weights, patched or not, and can be unpatched on its own.
+
+        DDP itself cannot be copied (it holds autograd nodes), so at its level the module inside is.
+        """
+        outer = self.at(level)
+        outer = outer.module if isinstance(outer, DistributedDataParallel) else outer
+        copied = how(outer)
+        twin = next(module for module in copied.modules() if isinstance(module, type(self.model)))
         with torch.no_grad():
             twin.embedding.word_embeddings.weight.neg_()
         stock = stock_forward(twin, *self.batch.inputs, labels=self.batch.labels) if self.mode is None else None
-        with patched(_SUBJECT, twin, self.mode or "auto"):
-            output = _SUBJECT.call(twin, *self.batch.inputs, labels=self.batch.labels)
+        with patched(_SUBJECT, copied, self.mode or "auto"):
+            output = _SUBJECT.call(copied, *self.batch.inputs, labels=self.batch.labels)
         assert not torch.equal(output.log_probs.double(), self.stock.log_probs)
         if stock is not None:
             assert torch.allclose(output.log_probs.double(), stock.log_probs, atol=0.5, rtol=0.02)
@@ -185,6 +247,9 @@ class PatchMachine(RuleBasedStateMachine):
             assert (own is not None) == (self.mode == "legacy")
         assert now == self.before
         assert list(self.model.state_dict()) == self.keys
+        for module, own, of_class in self.wrappers:
+            assert _own(module) == own, f"{type(module).__name__} was left with other attributes"
+            assert _own(type(module)) == of_class
 
 
 PatchMachine.TestCase.settings = hypothesis.settings(
