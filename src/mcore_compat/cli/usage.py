@@ -9,12 +9,30 @@ from typing import Annotated
 
 import typer
 
+from mcore_compat.errors import UsageError
+from mcore_compat.files.atomic import write_atomically
+from mcore_compat.usage.downstreams import assess_all, refresh
 from mcore_compat.usage.expectations import apply_expectations, load_usage_expectations
 from mcore_compat.usage.extract import extract_uses
 from mcore_compat.usage.matrix import assess
-from mcore_compat.usage.render import report_as_json, report_as_sarif, report_as_text, uses_as_json, uses_as_text
+from mcore_compat.usage.page import render_usage_page
+from mcore_compat.usage.render import (
+    breakage_as_json,
+    breakage_as_text,
+    matrix_as_text,
+    report_as_json,
+    report_as_sarif,
+    report_as_text,
+    use_list_line,
+    uses_as_json,
+    uses_as_text,
+)
 from mcore_compat.usage.sources import open_source, patch_files
-from mcore_compat.usage.targets import open_sides
+from mcore_compat.usage.targets import lists_folder, open_sides
+from mcore_compat.usage.upstream import SummaryCache
+from mcore_compat.usage.use_lists import load_sources, load_use_lists
+from mcore_compat.usage.who_breaks import commit_of_pull_request, commits_of
+from mcore_compat.usage.who_breaks import who_breaks as judge_commits
 from mcore_compat.verdicts import ExitCode
 
 __all__ = ["register"]
@@ -91,7 +109,85 @@ def check(
     raise typer.Exit(ExitCode.GREEN if report.clean else ExitCode.BREAK)
 
 
+def who_breaks(
+    clone: Annotated[Path, typer.Argument(help="Clone of Megatron-LM, bare or checked out.")],
+    commit: Annotated[str | None, typer.Option(help="One commit.")] = None,
+    pull_request: Annotated[int | None, typer.Option("--pr", help="Merged pull request.")] = None,
+    span: Annotated[str | None, typer.Option("--range", help="Commits after A up to B, as A..B.")] = None,
+    branch: Annotated[str, typer.Option(help="Branch that --pr is searched on.")] = "HEAD",
+    downstream: Annotated[
+        list[str] | None, typer.Option("--downstream", "-d", help="Only this one; repeatable.")
+    ] = None,
+    lists: Annotated[Path | None, typer.Option(help="Folder of use lists; default: those of the project.")] = None,
+    shape: Annotated[UsesFormat, typer.Option("--format", "-f", help="text or json.")] = UsesFormat.TEXT,
+) -> None:
+    """Report which public downstreams upstream commits break, and on which of their lines; exit code 1 if any."""
+    if sum(option is not None for option in (commit, pull_request, span)) != 1:
+        raise UsageError("Exactly one of --commit, --pr and --range is needed.", "give --commit SHA, for example.")
+    if span is not None:
+        start, dots, end = span.partition("..")
+        if not dots or not start:
+            raise UsageError(f"{span!r} is not a range.", "give it as A..B.")
+        ends = (start, end or "HEAD")
+    else:
+        one = commit if commit is not None else commit_of_pull_request(clone, pull_request or 0, branch)
+        ends = (f"{one}^", one)
+    cache = SummaryCache()
+    try:
+        found = judge_commits(
+            clone, commits_of(clone, *ends), load_use_lists(lists or lists_folder(), downstream or ()), cache
+        )
+        broken = 0
+        for breakage in found:
+            broken += 1
+            typer.echo(breakage_as_text(breakage) if shape is UsesFormat.TEXT else breakage_as_json(breakage), nl=False)
+    finally:
+        cache.close()
+    if not broken and shape is UsesFormat.TEXT:
+        typer.echo("no downstream is affected")
+    raise typer.Exit(ExitCode.BREAK if broken else ExitCode.GREEN)
+
+
+def downstreams(
+    refresh_one: Annotated[
+        str | None, typer.Option("--refresh", help="Read this downstream again, from --from.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Its clone as git+file:///clone@ref, or a folder.")
+    ] = None,
+    against: Annotated[list[str] | None, typer.Option("--against", "-a", help="As for check.")] = None,
+    clone: Annotated[Path | None, typer.Option(help="Clone of Megatron-LM: names the first bad commits.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the matrix as one HTML page.")] = None,
+    lists: Annotated[Path | None, typer.Option(help="Folder of use lists; default: those of the project.")] = None,
+) -> None:
+    """Show the use lists, refresh one, or check all of them against Megatrons."""
+    folder = lists or lists_folder()
+    if refresh_one is not None:
+        entry = next((one for one in load_sources(folder) if one.name == refresh_one), None)
+        if entry is None or source is None:
+            raise UsageError(
+                f"{refresh_one} cannot be refreshed.", "name an entry of sources.toml, and give its source with --from."
+            )
+        typer.echo(use_list_line(refresh(folder, entry, source)))
+        return
+    found = load_use_lists(folder)
+    if against is None and page is None:
+        for one in found:
+            typer.echo(use_list_line(one))
+        return
+    with open_sides(tuple(against or ())) as sides:
+        reports = assess_all(found, sides.sides)
+        if clone is not None:
+            named = {one.name: one.extracted for one in found}
+            reports = tuple(sides.with_commits(report, named[report.source], clone) for report in reports)
+    typer.echo(matrix_as_text(reports), nl=False)
+    if page is not None:
+        write_atomically(page, render_usage_page(reports))
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("uses")(uses)
     app.command("check")(check)
+    app.command("who-breaks")(who_breaks)
+    app.command("downstreams")(downstreams)

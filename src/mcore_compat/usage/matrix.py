@@ -151,7 +151,8 @@ def suggestions(symbol: str, now: Resolver, before: Resolver) -> tuple[str, ...]
             _names(before, old[0].module, old[0].name) if old else set()
         )
         found += [f"{owner}.{other}" for other in difflib.get_close_matches(name, sorted(new_names), 2, _ALIKE)]
-    found += _same_name(now, name, near=owner)
+    package = ".".join(owner.split(".")[:2])
+    found += [other for other in now.defined(name) if other.startswith(f"{package}.")]
     return tuple(dict.fromkeys(found))[:_SUGGESTIONS]
 
 
@@ -163,17 +164,3 @@ def _names(resolver: Resolver, module: str, name: str) -> set[str]:
         return set(names)
     classes = [binding[2] for binding in names.get(name.partition(".")[0], ()) if binding[0] == "c"]
     return {member for data in classes for member in (*data["members"], *data["attributes"])}
-
-
-def _same_name(resolver: Resolver, name: str, *, near: str) -> list[str]:
-    """Modules that define a name, in the packages around ``near``: moved definitions rarely go far."""
-    package = "/".join(near.split(".")[:3])
-    found = []
-    for path, key in resolver.tree.keys.items():
-        if not path.startswith(package):
-            continue
-        summary = resolver.cache.get(key, lambda: resolver.tree.read(path))  # noqa: B023 - called at once
-        if any(binding[0] in {"f", "c"} for binding in summary.get("names", {}).get(name, ())):
-            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            found.append(f"{module}.{name}")
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +13,20 @@ from mcore_compat.usage.extract import Extracted
 from mcore_compat.usage.findings import Severity, UsageFinding
 from mcore_compat.usage.matrix import UsageReport
 from mcore_compat.usage.model import Use
+from mcore_compat.usage.use_lists import UseList
+from mcore_compat.usage.who_breaks import Breakage
 
-__all__ = ["report_as_json", "report_as_sarif", "report_as_text", "uses_as_json", "uses_as_text"]
+__all__ = [
+    "breakage_as_json",
+    "breakage_as_text",
+    "matrix_as_text",
+    "report_as_json",
+    "report_as_sarif",
+    "report_as_text",
+    "use_list_line",
+    "uses_as_json",
+    "uses_as_text",
+]
 
 _SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _SARIF_LIMIT = 5000
@@ -114,6 +126,43 @@ def report_as_json(report: UsageReport) -> str:
         ],
     }
     return json.dumps(data, indent=1) + "\n"
+
+
+def breakage_as_text(breakage: Breakage) -> str:
+    """The commit, the downstream, and each of its lines."""
+    lines = [f"{breakage.title}", f"  {breakage.downstream}: {len(breakage.findings)} findings"]
+    for finding in breakage.findings:
+        more = f" Upstream has {', '.join(finding.replacement)}." if finding.replacement else ""
+        lines.append(f"    {finding.where}: {finding.severity.value}: {finding.message}{more}")
+    return "\n".join(lines) + "\n"
+
+
+def breakage_as_json(breakage: Breakage) -> str:
+    """One line of JSON."""
+    return json.dumps(asdict(breakage)) + "\n"
+
+
+def use_list_line(uses: UseList) -> str:
+    """Name, version, counts and pin of a use list."""
+    found = uses.extracted
+    return (
+        f"{found.name:16} {found.version:24} {len(found.symbols):5} symbols {len(found.uses):6} uses  "
+        f"written for {uses.pin or 'no stated release'}"
+    )
+
+
+def matrix_as_text(reports: Sequence[UsageReport]) -> str:
+    """Downstreams by Megatrons: the count of findings and the first letter of the worst severity."""
+    labels = [column.label for column in reports[0].columns] if reports else []
+    lines = [" " * 16 + "".join(f"{label[:9]:>10}" for label in labels)]
+    for report in reports:
+        cells = []
+        for column in report.columns:
+            word = f"{len(column.open)} {column.severity.name.lower()[:4]}" if column.severity else "ok"
+            cells.append(f"{word + ('*' if column.reference else ''):>10}")
+        lines.append(f"{report.source:16}" + "".join(cells))
+    lines.append("*: the Megatron that the others are compared with")
+    return "\n".join(lines) + "\n"
 
 
 def report_as_sarif(report: UsageReport) -> str:

@@ -92,6 +92,8 @@ class Resolver:
             for depth in range(1, len(parts))
         }
         self._steps: dict[tuple[str, str], tuple[State, tuple[Target, ...]]] = {}
+        self._resolved: dict[str, Resolution] = {}
+        self._definitions: dict[str, list[str]] | None = None
 
     # Modules
 
@@ -109,6 +111,18 @@ class Resolver:
         base = module.replace(".", "/")
         return f"{base}/__init__.py" if f"{base}/__init__.py" in self.tree.keys else f"{base}.py"
 
+    def files_behind(self, symbol: str) -> frozenset[str]:
+        """Files that the answer for a symbol depends on, also those that would change it by coming into being."""
+        kept, self.touched = self.touched, set()
+        self._steps.clear()  # a remembered step would not tell its files
+        for target in self._resolve(symbol).targets:
+            self.touched.add(target.path)
+            if target.kind == "class":
+                self.touched |= {owner.path for owner in self.mro(target)}
+        found = frozenset(self.touched - {""})
+        self.touched = kept | found
+        return found
+
     def is_module(self, module: str) -> bool:
         """Whether the tree has a module or namespace package of that name."""
         base = module.replace(".", "/")
@@ -116,6 +130,23 @@ class Resolver:
 
     def resolve(self, symbol: str) -> Resolution:
         """What an absolute dotted name leads to."""
+        if symbol not in self._resolved:
+            self._resolved[symbol] = self._resolve(symbol)
+        return self._resolved[symbol]
+
+    def defined(self, name: str) -> list[str]:
+        """Absolute names of the functions and classes of that name anywhere in the tree."""
+        if self._definitions is None:
+            self._definitions = {}
+            for path, key in self.tree.keys.items():
+                module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                summary = self.cache.get(key, lambda: self.tree.read(path))  # noqa: B023 - called at once
+                for defined, bindings in summary.get("names", {}).items():
+                    if any(binding[0] in {"f", "c"} for binding in bindings):
+                        self._definitions.setdefault(defined, []).append(f"{module}.{defined}")
+        return self._definitions.get(name, [])
+
+    def _resolve(self, symbol: str) -> Resolution:
         parts = symbol.split(".")
         targets: tuple[Target, ...] = (Target("module", parts[0]),)
         soft = False

@@ -44,12 +44,13 @@ def shipped_tree(version: str, cache: SummaryCache) -> UpstreamTree | None:
 
 def pack(trees: Iterable[UpstreamTree], cache: SummaryCache) -> bytes:
     """The file's content for these trees."""
-    summaries: dict[str, Any] = {}
+    summaries: dict[str, str] = {}
     rows = {}
     for tree in trees:
         for path, key in tree.keys.items():
             if key not in summaries:
-                summaries[key] = cache.get(key, lambda: tree.read(path))  # noqa: B023 - called at once
+                found = cache.get(key, lambda: tree.read(path))  # noqa: B023 - called at once
+                summaries[key] = json.dumps(found, separators=(",", ":"))
         rows[tree.label] = {"keys": dict(tree.keys), "native": sorted(tree.native)}
     data = {"format": FORMAT, "summaries": summaries, "trees": rows}
     return lzma.compress(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), preset=6)

@@ -23,7 +23,7 @@ from mcore_compat.usage.resolve import Resolver
 from mcore_compat.usage.shipped import shipped_tree
 from mcore_compat.usage.upstream import SummaryCache, UpstreamTree, open_upstream
 
-__all__ = ["OpenedSides", "known_releases", "named_megatrons", "open_sides", "open_tree"]
+__all__ = ["OpenedSides", "known_releases", "lists_folder", "named_megatrons", "open_sides", "open_tree"]
 
 _RANGE = re.compile(r"(?P<low>[\w.]*)\.\.(?P<high>[\w.]*)")
 _OLDEST = "0.12"
@@ -44,20 +44,22 @@ class OpenedSides:
 
 def known_releases() -> tuple[Release, ...]:
     """Releases of the committed list: of the checkout around the working directory, else the one in the package."""
+    return load_releases(_data_file("releases.json"))
+
+
+def lists_folder() -> Path:
+    """The folder of use lists, found as the list of releases is."""
+    return _data_file("downstreams")
+
+
+def _data_file(name: str) -> Path:
     here = Path.cwd().resolve()
-    for folder in (here, *here.parents):
-        path = folder / "compat_matrix" / "releases.json"
-        if path.is_file():
-            return load_releases(path)
-    for packed in (
-        Path(str(resources.files("mcore_compat"))) / "data" / "compat_matrix" / "releases.json",
-        Path(str(resources.files("mcore_compat"))).parents[1] / "compat_matrix" / "releases.json",
-    ):
-        if packed.is_file():
-            return load_releases(packed)
-    raise UsageError(
-        "There is no list of releases here.", "run inside a checkout that has compat_matrix/releases.json."
-    )
+    package = Path(str(resources.files("mcore_compat")))
+    for folder in (here, *here.parents, package / "data", package.parents[1]):
+        path = folder / "compat_matrix" / name
+        if path.exists():
+            return path
+    raise UsageError(f"There is no compat_matrix/{name} here.", "run inside a checkout of the project.")
 
 
 def named_megatrons(texts: Sequence[str], releases: Sequence[Release]) -> list[Candidate]:

@@ -34,6 +34,7 @@ class UpstreamTree:
         native: paths of compiled or compilable modules, which are not read.
         read: gives a file's text by its path.
         commit: full id of a git tree.
+        blobs: reads a git object, of a git tree.
     """
 
     label: str
@@ -41,6 +42,13 @@ class UpstreamTree:
     native: frozenset[str] = field(default=frozenset(), repr=False)
     read: Callable[[str], str] = field(default=lambda _: "", repr=False)
     commit: str | None = None
+    blobs: Callable[[str], str] | None = field(default=None, repr=False)
+
+    def reader(self, keys: Mapping[str, str]) -> Callable[[str], str]:
+        """Reads files of another commit of the same repository, whose objects are ``keys``."""
+        blobs = self.blobs
+        assert blobs is not None
+        return lambda path: blobs(keys[path])
 
 
 class SummaryCache:
@@ -54,33 +62,27 @@ class SummaryCache:
         """
         self._path = path or cache_directory() / f"usage-{FORMAT}.sqlite"
         self._memory: dict[str, dict[str, Any]] = {}
-        self._shipped: Mapping[str, bytes] = {}
+        self._shipped: Mapping[str, str] = {}
         self._connection: sqlite3.Connection | None = None
         self.parsed = 0
 
-    def ship(self, packed: Mapping[str, bytes]) -> None:
-        """Add summaries that came with the distribution: compressed JSON by key."""
-        self._shipped = {**self._shipped, **packed}
+    def ship(self, texts: Mapping[str, str]) -> None:
+        """Use summaries that came with the distribution: JSON texts by key, parsed one by one when asked for."""
+        self._shipped = texts
 
     def get(self, key: str, text: Callable[[], str]) -> dict[str, Any]:
         """The summary of a content; ``text`` is called only if it is not known."""
         known = self._memory.get(key)
+        if known is None and key in self._shipped:
+            known = self._memory[key] = json.loads(self._shipped[key])
         if known is None:
-            packed = self._shipped.get(key) or self._stored(key)
+            packed = self._stored(key)
             if packed is None:
                 packed = zlib.compress(json.dumps(summarise(text()), separators=(",", ":")).encode(), 3)
                 self.parsed += 1
                 self._store(key, packed)
             known = self._memory[key] = json.loads(zlib.decompress(packed))
         return known
-
-    def packed(self, key: str, text: Callable[[], str]) -> bytes:
-        """The summary in its compressed form."""
-        return zlib.compress(json.dumps(self.get(key, text), separators=(",", ":")).encode(), 9)
-
-    def forget(self) -> None:
-        """Drop what is in memory; what is on disk stays."""
-        self._memory.clear()
 
     def close(self) -> None:
         """Write and close the database."""
@@ -233,4 +235,6 @@ def git_tree(repository: Path, ref: str) -> UpstreamTree:
             native.add(path)
     reader = _OPEN.setdefault(repository, _Blobs(repository))
     label = f"{repository.name}@{ref}"
-    return _checked(UpstreamTree(label, blobs, frozenset(native), lambda path: reader.read(blobs[path]), commit))
+    return _checked(
+        UpstreamTree(label, blobs, frozenset(native), lambda path: reader.read(blobs[path]), commit, reader.read)
+    )
