@@ -152,13 +152,18 @@ class Environment:
 
 @dataclass(frozen=True)
 class Provisioned:
-    """An environment, or the verdict that stands in its place."""
+    """An environment, or the verdict that stands in its place.
+
+    Attributes:
+        output: the whole output of the installer that refused.
+    """
 
     seconds: float
     environment: Environment | None = None
     verdict: Verdict | None = None
     reason: str = ""
     next_step: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from mcore_compat.contract.model import Contract
 from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
 from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.gate.blame import upstream_failures
+from mcore_compat.gate.built import BuiltLane, build_all
 from mcore_compat.gate.compare import contract_change, excused, pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
 from mcore_compat.gate.sides import Sides, static_findings
-from mcore_compat.gate.witness import Outcome, judge_witness, run_witnesses, witness_of
+from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.pipeline.execute import execute
 from mcore_compat.pipeline.lanes import Lane
@@ -117,8 +118,7 @@ def run_gate(
             tiers.append(Tier(name=step.name, ran=False, note=step.note))
             continue
         begun = time.monotonic()
-        lane = step.open_lane()
-        ran, paired = _run_and_pair(step, lane, display, host, run_session, rerun=rerun)
+        ran, paired, lane = _run_and_pair(step, step.open_lane(), display, host, run_session, rerun=rerun)
         tiers.append(Tier(name=step.name, ran=True, seconds=_since(begun), note=step.note))
         pairs += paired
         if first is not None:
@@ -129,7 +129,7 @@ def run_gate(
         # The candidate's cell knows no exceptions of its own; those of the baseline hold for it too.
         results = {"old": old, "new": excused(new, old)}
         begun = time.monotonic()
-        outcomes = _outcomes(static, step.cells, results, lane.environments, host)
+        outcomes = _outcomes(static, step.cells, results, lane, host)
         note = f"{len(outcomes)} reproducer{'' if len(outcomes) == 1 else 's'} on both sides"
         tiers.append(Tier(name="witness", ran=bool(outcomes), seconds=_since(begun), note=note))
         if Verdict.INFRA in {result.verdict for result in results.values()}:
@@ -141,14 +141,16 @@ def run_gate(
 
 def _run_and_pair(
     step: GateStep, lane: Lane, display: MakeDisplay, host: Mapping[str, str], run_session: RunSession, *, rerun: bool
-) -> tuple[GateRun, tuple[GateFinding, ...]]:
-    """Run both cells, and once more if they differ; what is new, fixed, the same or not stable."""
+) -> tuple[GateRun, tuple[GateFinding, ...], BuiltLane]:
+    """Build and run both cells, and run once more if they differ; what is new, fixed, the same or not stable."""
     before, after = (cell.id for cell in step.cells)
 
+    cells = tuple(dict.fromkeys(step.cells))
+    with display(len(cells)) as shown:
+        lane = build_all(lane, cells, host, shown.phase)
+
     def once() -> GateRun:
-        session = prepare(
-            step.project, tuple(dict.fromkeys(step.cells)), replace(step.options, kind="gate"), lane, host
-        )
+        session = prepare(step.project, cells, replace(step.options, kind="gate"), lane, host)
         with display(len(session.cells)) as shown:
             report = run_session(session, shown)
         session.folder.save_report(report)
@@ -160,7 +162,7 @@ def _run_and_pair(
     if rerun and any(f.state in {"new", "fixed"} for f in paired):
         again = once().cells
         paired = pair_cells(first.cells[before], first.cells[after], (again[before], again[after]), blamed)
-    return first, paired
+    return first, paired, lane
 
 
 def _since(begun: float) -> float:
@@ -199,7 +201,7 @@ def _outcomes(
     static: tuple[Finding, ...],
     cells: tuple[Cell, Cell],
     results: Mapping[str, CellResult],
-    folder: Path,
+    lane: Lane,
     host: Mapping[str, str],
 ) -> dict[int, tuple[Outcome, Outcome]]:
     if any(result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE} for result in results.values()):
@@ -211,9 +213,18 @@ def _outcomes(
     }
     if not sources:
         return {}
-    cancel = threading.Event()
-    runs = [run_witnesses([*sources.values()], cell, folder / cell.id, host, cancel) for cell in cells]
+    runs = [_reproduced([*sources.values()], cell, lane, host) for cell in lane.adapted(cells)]
     return {number: (runs[0][place], runs[1][place]) for place, number in enumerate(sources)}
+
+
+def _reproduced(lines: Sequence[Lines], cell: Cell, lane: Lane, host: Mapping[str, str]) -> list[Outcome]:
+    """Run reproducers in a cell's environment, held, and verified to be the one that was judged."""
+    cancel = threading.Event()
+    with lane.hold(cell, cancel, lambda _: None):
+        environment = lane.provision(cell).environment
+        if environment is None:
+            return [Outcome("error", "the environment is no longer there") for _ in lines]
+        return run_witnesses(lines, cell, environment.folder, host, cancel)
 
 
 def _upstream_failures(log: Path) -> frozenset[str]:

@@ -33,12 +33,14 @@ class _Judged:
 
     Attributes:
         environment: that it was judged in; None: there was none.
+        output: of the installer, if it refused.
         key: what the result may be kept under; None: it may not.
     """
 
     result: CellResult
     environment: Environment | None = None
     key: str | None = None
+    output: str = ""
 
 
 def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.Event) -> CellResult | None:
@@ -54,6 +56,8 @@ def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.
         return None
     if judged.environment is not None:
         session.folder.save_text(f"cells/{cell.id}/lock.txt", judged.environment.lock)
+    if judged.output:
+        session.folder.save_text(f"cells/{cell.id}/install.log", judged.output)
     written = session.folder.save_result(judged.result)
     if judged.key is not None:
         _cache(session).keep(judged.key, CachedResult(run_id=session.plan.run_id, result=written))
@@ -98,7 +102,7 @@ def _judged(session: Session, cell: Cell, display: Display, cancel: threading.Ev
     if kept is not None and key is not None and (against := mismatch(kept, judged)) is not None:
         _cache(session).forget(key)
         judged = against
-    return _Judged(judged, provisioned.environment, key)
+    return _Judged(judged, provisioned.environment, key, provisioned.output)
 
 
 def _suite(

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_compat.errors import InfrastructureError, MissingToolError
+from mcore_compat.files.untrusted import printable
 from mcore_compat.provision.child_env import installer_environment
 
 __all__ = ["Uv", "UvFailure", "shortened"]
 
 _LIMIT_S = 1800
+_WORDS = 300
 # uv's own words when the host, not the requirement, is at fault.
 _HOST_AT_FAULT = re.compile(
     r"(error sending request|dns error|failed to fetch|network connectivity is disabled|not found in the cache|"
@@ -32,12 +34,18 @@ class UvFailure(Exception):  # noqa: N818  a result that the caller turns into a
     """uv could not do what was asked.
 
     Attributes:
-        reason: its own words, shortened to one line.
+        reason: its own words, shortened to one line, and the last words of a build backend.
         host_at_fault: the network or the disk, not the requirements.
+        output: everything that it said.
     """
 
     def __init__(self, output: str) -> None:
+        output = printable(output)
+        words = _backend_words(output)
         self.reason = shortened(output)
+        if words and words not in self.reason:
+            self.reason += f"; the build said: {words}"
+        self.output = output
         self.host_at_fault = bool(_HOST_AT_FAULT.search(output))
         super().__init__(self.reason)
 
@@ -125,6 +133,17 @@ class Uv:
 def _device(path: Path) -> int:
     """The filesystem of a path, or of the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists()).stat().st_dev
+
+
+def _backend_words(output: str) -> str:
+    """The last lines that a build backend wrote before it failed, as one line; empty: no build failed."""
+    _, mark, said = output.partition("[stderr]")
+    if not mark:
+        _, mark, said = output.partition("[stdout]")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    hints = [number for number, line in enumerate(lines) if line.startswith("hint:")]
+    kept = lines[: hints[0]] if hints else lines
+    return shortened("\n".join(kept[-1:]), _WORDS) if kept else ""
 
 
 def shortened(output: str, limit: int = 400) -> str:

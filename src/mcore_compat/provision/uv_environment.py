@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,7 +33,7 @@ from mcore_compat.provision.verify import differences, problems
 from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["provision"]
+__all__ = ["is_unchanged", "provision"]
 
 # Generous: on a host that is busy with other work an import of torch and megatron has taken five minutes.
 _PROBE_LIMIT_S = 900
@@ -57,7 +57,7 @@ class _Refused(Exception):  # noqa: N818  carries a verdict to this module's one
     verdict: Verdict
     reason: str
     next_step: str
-    details: str = field(default="")
+    output: str = ""
 
 
 def provision(
@@ -78,7 +78,7 @@ def provision(
     try:
         environment = _made(cell, common, subject, cells / cell.id, uv, interpreter, host)
     except _Refused as exc:
-        return Provisioned(time.monotonic() - started, None, exc.verdict, exc.reason, exc.next_step)
+        return Provisioned(time.monotonic() - started, None, exc.verdict, exc.reason, exc.next_step, exc.output)
     except (OSError, InfrastructureError) as exc:
         problem = exc.problem if isinstance(exc, InfrastructureError) else f"{exc.strerror} ({exc.filename})"
         return Provisioned(
@@ -160,6 +160,15 @@ def _reused(
     return Environment(folder, facts, lock, reused=True)
 
 
+def is_unchanged(cell: Cell, environment: Environment, host: Mapping[str, str]) -> bool:
+    """Whether an environment is still the one that was verified; every file is compared again."""
+    try:
+        facts = _probed(cell, environment.folder, host, deep=False)
+    except (OSError, _Refused):
+        return False
+    return not facts.changed_count and not differences(environment.facts, facts)
+
+
 def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
@@ -203,12 +212,13 @@ def _refusal(exc: UvFailure) -> _Refused:
             Verdict.INFRA,
             f"the index or the disk failed: {exc.reason}",
             "Check the network and the disk; what is in uv's cache installs without network.",
+            exc.output,
         )
     if "no usable wheels" in exc.reason or "Failed to build" in exc.reason:
         step = "A build from source needs the cell's allow_sdist with a reason, and a C++ compiler on this host."
     else:
         step = "Change the cell's requirements or constraints."
-    return _Refused(Verdict.UNRESOLVABLE, exc.reason, step)
+    return _Refused(Verdict.UNRESOLVABLE, exc.reason, step, exc.output)
 
 
 def _install_subject(folder: Path, subject: ProjectWheel, uv: Uv) -> None:
@@ -222,7 +232,10 @@ def _install_subject(folder: Path, subject: ProjectWheel, uv: Uv) -> None:
         )
     except UvFailure as exc:
         raise _Refused(
-            Verdict.INFRA, f"the subject's wheel does not install: {exc.reason}", "Build it by hand with `uv build`."
+            Verdict.INFRA,
+            f"the subject's wheel does not install: {exc.reason}",
+            "Build it by hand with `uv build`.",
+            exc.output,
         ) from exc
 
 

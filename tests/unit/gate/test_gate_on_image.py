@@ -28,7 +28,7 @@ from mcore_compat.gate.witness import Outcome
 from mcore_compat.pipeline.session import RunOptions
 from mcore_compat.project import Project
 from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
-from mcore_compat.records import ProjectWheel
+from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.results import Report, SubjectInfo
 from mcore_compat.subjects.selection import choose_subject
 from mcore_compat.verdicts import Verdict
@@ -113,6 +113,20 @@ class FakeLane:
     def adapted(self, cells):
         return tuple(cells)
 
+    def hold(self, cell, cancel, say):
+        return contextlib.nullcontext(True)
+
+    def provision(self, cell):
+        facts = EnvironmentFacts(
+            python="3.12.1",
+            user_site=False,
+            distributions={},
+            megatron_roots=(),
+            megatron_files=None,
+            subject_files=None,
+        )
+        return Provisioned(0.1, Environment(self.environments / cell.id, facts, "", reused=False))
+
 
 def _judged(monkeypatch, tmp_path, *runs, rerun=True):
     asked, left = [], list(runs)
@@ -127,7 +141,7 @@ def _judged(monkeypatch, tmp_path, *runs, rerun=True):
     sides, house = _sides(), _house(tmp_path / "bundle")
     cpu, gpu = image_steps(project, sides, RunOptions(), house, tmp_path, {}, limit_s=60, commit=None)
     steps = (cpu, replace(gpu, open_lane=lambda: FakeLane(tmp_path)))
-    show = lambda _: contextlib.nullcontext(SimpleNamespace())  # noqa: E731
+    show = lambda _: contextlib.nullcontext(SimpleNamespace(phase=lambda *_: None))  # noqa: E731
     return run_gate(sides, steps, show, {}, rerun=rerun, run_session=run_session).gate, asked
 
 

@@ -23,7 +23,7 @@ from mcore_compat.gate.steps import index_steps
 from mcore_compat.gate.witness import Outcome
 from mcore_compat.pipeline.session import RunOptions
 from mcore_compat.project import Project
-from mcore_compat.records import ProjectWheel
+from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.report import gate_text as render
 from mcore_compat.results import CheckResult, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
@@ -34,7 +34,7 @@ PROJECT = Project.at(ROOT)
 
 @contextlib.contextmanager
 def no_display(_):
-    yield SimpleNamespace()
+    yield SimpleNamespace(phase=lambda *_: None)
 
 
 class FakeLane:
@@ -48,6 +48,20 @@ class FakeLane:
 
     def adapted(self, cells):
         return tuple(cells)
+
+    def hold(self, cell, cancel, say):
+        return contextlib.nullcontext(True)
+
+    def provision(self, cell):
+        facts = EnvironmentFacts(
+            python="3.12.1",
+            user_site=False,
+            distributions={},
+            megatron_roots=(),
+            megatron_files=None,
+            subject_files=None,
+        )
+        return Provisioned(0.1, Environment(self.environments / cell.id, facts, "", reused=False))
 
 
 class Cells:

@@ -48,6 +48,29 @@ def test_a_refusal_in_one_line(output, words, host):
     assert failure.host_at_fault is host
 
 
+ODD_BUILD = """  \u00d7 Failed to build `megatron-core @ file:///candidate`
+  ├─▶ The build backend returned an error
+  ╰─▶ Call to `setuptools.build_meta.build_wheel` failed (exit status: 1)
+
+      [stdout]
+      running build
+
+      [stderr]
+      Traceback (most recent call last):
+        File "<string>", line 7, in <module>
+      SystemExit: set MEGATRON_ARCH first
+
+      hint: This usually indicates a problem with the package or the build environment.
+"""
+
+
+def test_a_build_backend_is_quoted_in_its_own_words_and_in_full():
+    failure = UvFailure(ODD_BUILD)
+    assert failure.reason.endswith("the build said: SystemExit: set MEGATRON_ARCH first")
+    assert "Failed to build `megatron-core" in failure.reason
+    assert failure.output == ODD_BUILD
+
+
 def test_long_reasons_are_cut():
     assert len(shortened("error: " + "x" * 5000)) == 400
 

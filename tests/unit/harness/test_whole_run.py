@@ -193,6 +193,17 @@ def test_whatever_happens_to_one_cell_the_others_are_judged(project, where, erro
     assert type(error).__name__ in report.cells[1].reason
 
 
+def test_the_whole_output_of_the_installer_is_in_the_run_s_folder(project):
+    def provide(cell):
+        if cell.id == "0.18.0":
+            return Provisioned(1.0, None, Verdict.UNRESOLVABLE, "no compiler", "install one", "line 1\n\x1b[31mline 2")
+        return made(project)(cell)
+
+    run(project, provide=provide)
+    (log,) = project.glob("reports/*/cells/*/install.log")
+    assert (log.parent.name, log.read_text(encoding="utf-8")) == ("0.18.0", "line 1\nline 2")
+
+
 def test_nothing_to_resume(project):
     with pytest.raises(UsageError, match="no interrupted run"):
         run(project, resume=True)
