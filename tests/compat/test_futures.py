@@ -44,7 +44,8 @@ def test_a_seventeenth_keyword_is_tolerated_and_recorded(subject):
     model = build(Shape(), cls=futures.SeventeenthKeyword)
     assert subject.mode(model) == "hook"
     _right(subject, model, "auto")
-    assert mcore_fused.fused_forward_evidence(model).unknown_keywords == {"logit_dtype"}
+    # A release may hand over more by itself; what is new here must be among what was recorded.
+    assert "logit_dtype" in mcore_fused.fused_forward_evidence(model).unknown_keywords
 
 
 @pytest.mark.parametrize(

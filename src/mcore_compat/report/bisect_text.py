@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from mcore_compat.bisect.run import Bisected
+from mcore_compat.contract.rules.compare import FindingState
 from mcore_compat.contract.rules.predicates import shown
+from mcore_compat.files.untrusted import printable
+from mcore_compat.report.answer import counted
 
 __all__ = ["text"]
 
 _MAX_CHANGES = 10
+_STATES = {
+    FindingState.NEW: "now true",
+    FindingState.FIXED: "no longer true",
+    FindingState.SAME: "still true",
+}
 
 
 def text(result: Bisected) -> str:
-    """The first bad one, the contract item, upstream's change."""
+    """The first bad one, what the rules say of it, the contract items that changed, upstream's change."""
     found = result.found
     first = result.source or found.bad
     lines = [
         f"first: {first}",
         f"last before it: {found.good[:12]}",
-        f"asked: {result.question} ({found.asked} judged)",
+        f"searched for: {result.question} ({counted(found.asked, 'candidate')} examined)",
     ]
     if found.unknown:
-        lines.append(f"not judged between them: {', '.join(name[:12] for name in found.unknown)}")
+        lines.append(f"Could not be judged between them: {', '.join(name[:12] for name in found.unknown)}.")
     if result.findings:
-        lines.append("")
+        lines += ["", "What the rules say of this step:"]
     for finding in result.findings:
-        state = "gone" if finding.state.value == "fixed" else finding.state.value
-        lines.append(f"[{state} {finding.level}] {finding.text} ({finding.rule.id})")
+        lines.append(f"{_STATES[finding.state]} [{finding.level}]: {finding.text} (rule {finding.rule.id})")
         if finding.where:
             lines.append(f"    at {finding.where}")
     if result.changes:
-        lines += ["", "contract items that read otherwise:"]
-    # Those that a rule speaks of first.
+        lines += ["", "Changed contract items:"]
+    # Those that a rule is about come first.
     named = {finding.item for finding in result.findings}
     changes = sorted(result.changes, key=lambda change: change[0] not in named)
     for item, before, after in changes[:_MAX_CHANGES]:
@@ -38,5 +45,5 @@ def text(result: Bisected) -> str:
     if len(changes) > _MAX_CHANGES:
         lines.append(f"  … and {len(changes) - _MAX_CHANGES} more: {', '.join(c[0] for c in changes[_MAX_CHANGES:])}")
     if result.diff:
-        lines += ["", "upstream's change:", result.diff]
-    return "\n".join(lines) + "\n"
+        lines += ["", "Upstream's change:", result.diff]
+    return printable("\n".join(lines)) + "\n"

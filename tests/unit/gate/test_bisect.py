@@ -143,7 +143,7 @@ def test_a_check_that_fails_without_any_change_of_the_contract_names_the_commit_
     assert len(result.found.unknown) == 1, "the commit that does not parse is gone around"
     assert not result.changes
     words = render.text(result)
-    assert "asked: check test_a.py::test_b fails when it is run" in words
+    assert "searched for: check test_a.py::test_b fails when it is run (" in words
     assert "transformer/multi_token_prediction.py | 2 +-" in words
 
 
