@@ -1,6 +1,7 @@
 """What the forward functions promise besides numbers: they restore, they refuse, they pass through, they fuse."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,3 +256,34 @@ def test_a_vision_model_needs_a_padding_token():
     nested = Rows.of(97, (4, 2)).nested
     with pytest.raises(CallArgumentError, match="pad_token_id"):
         fused_forward_no_padding_gen(vision_model=True)(VisionModel(shared(SHAPE)), nested, nested, {}, 1.0, True, None)
+
+
+def test_a_vision_model_gets_rows_filled_with_its_padding_token():
+    """The padding token is the tokenizer's: 0 may be a word, or the mark of an image."""
+    from mcore_fused.frameworks.forward import fused_forward_no_padding_gen
+
+    seen, nested = [], Rows.of(97, (4, 2)).nested
+    model = VisionModel(build(SHAPE))
+    model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append((kwargs["input_ids"], kwargs["attention_mask"])), with_kwargs=True
+    )
+    with torch.no_grad():
+        fused_forward_no_padding_gen(vision_model=True)(model, nested, nested, {}, 1.0, True, 31)
+    ((ids, mask),) = seen
+    assert torch.equal(ids[mask], nested.values())
+    assert mask.sum() < mask.numel()
+    assert (ids[~mask] == 31).all()
+
+
+def test_the_models_own_context_parallel_group_decides():
+    """A model built with groups of its own is not split over the global ones."""
+    from mcore_fused.frameworks.inputs import read_stage
+
+    model = build(SHAPE)
+    own = torch.distributed.new_group([0])
+    for name in ("pg_collection", "model_comm_pgs"):
+        if hasattr(model, name) or name == "pg_collection":
+            setattr(model, name, SimpleNamespace(cp=own))
+    groups = read_stage(model).groups
+    assert groups.cp_group is own
+    assert (groups.cp_size, groups.cp_rank, groups.tp_size) == (1, 0, 1)

@@ -110,3 +110,19 @@ def test_mtp_with_full_recompute(subject, mode):
             subject.call(model, *batch.inputs, **_inputs(batch)).log_probs.sum().backward()
         results.append(gradients(model))
     assert_same_gradients(results[1], results[0], 1e-12)
+
+
+@pytest.mark.needs("patch", "legacy", "library")
+def test_mtp_loss_follows_the_callers_settings(subject):
+    """Legacy mode computes MTP's loss too: padded columns of the head are left out of it and get no gradient."""
+    import mcore_fused
+
+    model, batch = build(Shape(mtp=1)), batch_for(90, 2, 7)
+    model.train()
+    context = mcore_fused.FusedOutputProcessorContext(vocab_size=90)
+    with patched(subject, model, "legacy"):
+        output = mcore_fused.call_fused_forward(model, *batch.inputs, context=context, **_inputs(batch))
+    (output.log_probs * 0).sum().backward()  # only MTP's own loss reaches the head
+    gradient = model.output_layer.weight.grad
+    assert gradient[:90].any()
+    assert not gradient[90:].any()

@@ -27,3 +27,18 @@ def test_mup_multiplier(subject, mode, tied, multiplier):
     assert torch.allclose(fused.log_probs, stock.log_probs, atol=1e-10)
     assert torch.allclose(fused.entropy, stock.entropy, atol=1e-10)
     assert_same_gradients(gradients(model), expected, 1e-9)
+
+
+@pytest.mark.needs("patch", "legacy")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_multiplier_is_read_in_every_call(subject, mode):
+    """A multiplier that changes after patching, and after the first call, is that of the next call."""
+    model, batch = build(Shape(mup=True)), batch_for(97, 2, 5)
+    with torch.no_grad(), patched(subject, model, mode):
+        for multiplier in (0.5, 3.0):
+            model.config.mup_output_mult = multiplier
+            fused = subject.call(model, *batch.inputs, labels=batch.labels)
+            stock = stock_forward(
+                build(Shape(mup=True), mup_output_mult=multiplier), *batch.inputs, labels=batch.labels
+            )
+            assert torch.allclose(fused.log_probs, stock.log_probs, atol=1e-10)

@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 from support.models import Shape
-from support.ranks.parallel import pipeline_step, tensor_parallel_step, whole_model_step
+from support.ranks.parallel import pipeline_step, tensor_parallel_step, whole_head_step, whole_model_step
 
 from mcore_compat.testing.ranks import run_ranks
 
@@ -112,3 +112,13 @@ def test_the_cell_s_ranks_can_meet_at_any_time():
     store = torch.distributed.distributed_c10d._get_default_store()
     store.set("cell", "here")
     assert store.get("cell") == b"here"
+
+
+@pytest.mark.needs("tensor_parallel", "legacy")
+@pytest.mark.since("layer_group")
+@MODES
+def test_the_head_has_a_group_of_its_own(mode):
+    """The vocabulary is split over the layer's group, whatever the global one is."""
+    for rank, result in enumerate(run_ranks(whole_head_step, mode, world=2, tp=2)):
+        for name, (actual, expected) in result.items():
+            _assert_close(actual, expected, f"{name} of rank {rank}")

@@ -1,6 +1,8 @@
 """Evidence, re-entrancy, threads, config logger, frozen parts: defined, and tested."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -152,3 +154,17 @@ def test_callers_arguments_are_not_mutated(subject, mode):
         subject.call(model, *batch.inputs, labels=batch.labels, extra_block_kwargs=extra)
     assert extra == {}
     assert torch.equal(labels, batch.labels)
+
+
+@pytest.mark.needs("library")
+@MODES
+def test_nothing_keeps_a_model_alive(subject, mode):
+    """Evidence, locks, modes and signatures are remembered for as long as the model exists."""
+    model, batch = build(Shape()), batch_for(97, 2, 4)
+    alive = [weakref.ref(model), weakref.ref(model.output_layer)]
+    with torch.no_grad(), patched(subject, model, mode):
+        subject.call(model, *batch.inputs, labels=batch.labels)
+    subject.mode(model)
+    del model
+    gc.collect()
+    assert [each() for each in alive] == [None, None]

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear
 from torch.distributed import device_mesh
 
 from . import HAS_MTP, HAS_MUP, Shape, model_class, shared
@@ -21,6 +22,8 @@ def features() -> frozenset[str]:
         found.add("upstream_hook")  # in the release's own model, not only in a backport's
     if hasattr(model_class(), "build_schedule_plan"):
         found.add("schedule_plan")
+    if "tp_group" in inspect.signature(ColumnParallelLinear.__init__).parameters:
+        found.add("layer_group")
     if "padding_mask" in inspect.signature(GPTModel.forward).parameters:
         found.add("router_padding_mask")
     if _has_megatron_fsdp():

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear
 
-from mcore_compat.testing.reference import stock_forward
+from mcore_compat.testing.reference import log_probs_and_entropy, stock_forward
 from support.models import DEVICE, Shape, batch_for, build
 from support.subjects import load_subject, patched
 
@@ -133,3 +134,20 @@ def whole_model_step(shape: Shape, mode: str):
         "entropy": output.entropy.detach(),
         "gradients": _parameters(model),
     }
+
+
+def whole_head_step(mode: str):
+    """A head that is whole on every rank, by a group of its own, while the model's group has two ranks."""
+    subject, rank = load_subject(), torch.distributed.get_rank()
+    own = [torch.distributed.new_group([each]) for each in range(2)][rank]
+    model, batch = build(Shape(vocab=96, tp=2)), batch_for(96, 2, 8)
+    torch.manual_seed(3)
+    layer = ColumnParallelLinear(
+        32, 96, config=model.config, init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False, tp_group=own
+    )
+    model.output_layer = layer.to(device=DEVICE, dtype=torch.float64)
+    with torch.no_grad():
+        logits = model(*batch.inputs)
+        output = _run(subject, model, batch, mode, temperature=1.0)
+    log_probs, entropy = log_probs_and_entropy(logits, batch.labels)
+    return {"log_probs": (output.log_probs, log_probs), "entropy": (output.entropy, entropy)}
