@@ -133,7 +133,7 @@ class Finding(_Record, AnyFinding):
         message: what was seen; its first line stands alone.
         check: the check concerned, if any.
         next_step: what to do.
-        verdict: what it alone would make of the cell; None: it is told, not held against it.
+        verdict: what it alone would make of the cell; None: it is reported and does not count against the cell.
     """
 
     kind: str
@@ -150,7 +150,7 @@ class Finding(_Record, AnyFinding):
 
     @property
     def text(self) -> str:
-        """The message, or the kind where there is none."""
+        """The message, or the kind if there is none."""
         return self.message or self.kind
 
 

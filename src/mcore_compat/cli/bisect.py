@@ -87,7 +87,7 @@ def _question(
     rules: tuple[Rule, ...],
     ends: tuple[Contract, Contract],
 ) -> Question:
-    """With a check the contract only explains: every change between the two neighbours is told."""
+    """With a check the contract only explains: every change between the two neighbours is reported."""
     if check is not None:
         if item is not None or rule is not None:
             raise NotBisectableError("--check asks by running, --item and --rule by source.", "Give one of them.")

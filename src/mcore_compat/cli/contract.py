@@ -158,9 +158,9 @@ def snapshot(
     verify: Annotated[bool, typer.Option("--check", help="Compare with the committed files, write nothing.")] = False,
     root: Root = None,
 ) -> None:
-    """Read releases from the index again and write their snapshots; with --check exit code 1 where one differs.
+    """Read releases from the index again and write their snapshots; with --check exit code 1 if one differs.
 
-    What cannot be had is told by name and ends with exit code 3; what was fetched before is read from the cache.
+    What cannot be fetched is listed by name and ends with exit code 3; what was fetched before is read from the cache.
     """
     data = Project.find(root).data
     releases = load_releases(data / "releases.json")
@@ -196,7 +196,7 @@ def snapshot(
 
 @app.command()
 def classes(as_data: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, root: Root = None) -> None:
-    """Group the releases whose binding surface is the same; the newest of a group stands for it."""
+    """Group the releases whose binding surface is the same; the newest of a group represents it."""
     data = Project.readable(root).data
     groups = equivalence_classes(load_snapshots(data / "contracts"), rules_of(data))
     if as_data:

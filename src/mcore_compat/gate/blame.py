@@ -1,4 +1,4 @@
-"""Whose code failed: raised inside megatron-core with nothing of ours on the stack is upstream's own. Pure.
+"""Whose code failed: raised inside megatron-core without a frame of mcore_fused on the stack is upstream's own. Pure.
 
 A check over several ranks fails in the process that started them; its message holds the ranks' own tracebacks, and
 those are judged in its place.

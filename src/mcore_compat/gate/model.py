@@ -29,9 +29,9 @@ class GateFinding(_Record, AnyFinding):
         title: stable name: the rule's id, or the check's.
         state: new in the candidate, fixed in it, on both sides, or not the same when run again.
         witness: what running the rule's witness on both sides said; ``none`` where the finding needs none.
-        consequence: by mode of ours.
+        consequence: by mode of mcore_fused.
         change: lines of a diff of the contract's item, from the baseline to the candidate.
-        upstream: raised inside megatron-core with nothing of ours on the stack: broken upstream, not by us.
+        upstream: raised inside megatron-core with no frame of mcore_fused on the stack: upstream's own failure.
     """
 
     origin: Literal["contract", "cell"]

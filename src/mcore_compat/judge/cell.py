@@ -50,13 +50,13 @@ def judge_cell(
     Args:
         cell: what was to be judged.
         provisioned: its environment, or the verdict in its place.
-        run: what the suite left; None where it did not run.
+        run: what the suite left; None if it did not run.
         inventory: the checks that had to run.
         expectations: declared exceptions.
         today: decides which of them have expired.
         drift: what the static contract found to have moved; it makes a green cell ``drift``.
-        subject: what the suite was told to judge. Only another one than this project's own may lack capabilities: the
-            checks about them do not apply, and it is told which and why.
+        subject: what the suite was asked to judge. Only a subject other than this project's own may lack capabilities:
+            the checks about them do not apply, and the report says which and why.
         rerun: the next step of a failed check: the sentence that says how to run it again.
 
     Returns:

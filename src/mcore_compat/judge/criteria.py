@@ -41,7 +41,7 @@ _TAIL_LINES = 6
 
 
 def of_provisioning(environment: Environment) -> Iterable[Finding]:
-    """What is told of how the environment was made, and of what it brings that is not loaded."""
+    """Notes about how the environment was made, and about what it brings that is not loaded."""
     if environment.remade:
         yield Finding(
             kind="environment-remade",
@@ -144,7 +144,7 @@ def not_applicable(run: SuiteRun, subject: ChosenSubject) -> frozenset[str]:
 
 
 def of_subject(run: SuiteRun, subject: ChosenSubject, declared: frozenset[str]) -> Iterable[Finding]:
-    """The suite must have judged what it was told to; what does not apply to another subject is told, not counted."""
+    """The suite must have judged what it was asked to; what does not apply to another subject is only reported."""
     facts = run.facts
     if facts is None:
         return

@@ -45,13 +45,13 @@ def _requirement(text: str) -> str:
     try:
         Requirement(text)
     except InvalidRequirement as exc:
-        raise ValueError(f"`{text}` is no requirement | write it as in `numpy<2.5`") from exc
+        raise ValueError(f"`{text}` is not a requirement | write it as in `numpy<2.5`") from exc
     return text
 
 
 def _torch_version(text: str) -> str:
     if versions.parse(text) is None:
-        raise ValueError(f"`{text}` is no torch version | give an exact version such as 2.11.0")
+        raise ValueError(f"`{text}` is not a torch version | give an exact version such as 2.11.0")
     return text
 
 
@@ -80,7 +80,7 @@ class ReasonedVariable(DataModel):
     @classmethod
     def _upper_case(cls, name: str) -> str:
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"`{name}` is no variable name | use capitals, digits and underscores")
+            raise ValueError(f"`{name}` is not a variable name | use capitals, digits and underscores")
         return name
 
 
@@ -119,7 +119,7 @@ class CellFields(DataModel):
     @classmethod
     def _safe_id(cls, value: str) -> str:
         if not _CELL_ID.fullmatch(value):
-            raise ValueError(f"`{value}` is no cell id | use lower-case letters, digits, dots, dashes, underscores")
+            raise ValueError(f"`{value}` is not a cell id | use lower-case letters, digits, dots, dashes, underscores")
         return value
 
     @field_validator("source")
@@ -133,7 +133,7 @@ class CellFields(DataModel):
     def _version_is_one(self) -> Self:
         if self.source is None and versions.parse(self.megatron_core) is None:
             raise ValueError(
-                f"`{self.megatron_core}` is no version of megatron-core | give an exact version such as 0.18.2"
+                f"`{self.megatron_core}` is not a version of megatron-core | give an exact version such as 0.18.2"
             )
         return self
 

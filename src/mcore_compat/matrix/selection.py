@@ -35,7 +35,7 @@ class Shard:
         match = _SHARD.fullmatch(text)
         shard = cls(int(match.group(1)), int(match.group(2))) if match else None
         if shard is None or not 1 <= shard.index <= shard.count:
-            raise SelectionError(f"`{text}` is no shard.", "Write it as i/n with 1 <= i <= n, for example 2/4.")
+            raise SelectionError(f"`{text}` is not a shard.", "Write it as i/n with 1 <= i <= n, for example 2/4.")
         return shard
 
     def of(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:

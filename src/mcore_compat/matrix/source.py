@@ -55,7 +55,7 @@ class Source:
         path: absolute, of a file, a folder, or a repository on this host.
         address: as an installer takes it, of a repository (``git+…``) or of an archive on another host.
         repository: address or path of a repository, for git itself.
-        ref: of a repository, None where none was given.
+        ref: of a repository, None if none was given.
     """
 
     kind: SourceKind
@@ -87,7 +87,7 @@ def parse_source(text: str, folder: Path) -> Source:
         SourceNameError: it names none of these, or another project.
     """
     if not text.isprintable() or not text.strip():
-        raise SourceNameError(f"{text!r} is no source")
+        raise SourceNameError(f"{text!r} is not a source")
     address = _address(text.strip())
     version = _pinned(address)
     if version is not None:
@@ -98,11 +98,11 @@ def parse_source(text: str, folder: Path) -> Source:
     if parts.scheme == "https":
         name = Path(unquote(parts.path)).name
         if not name.endswith(_ARCHIVES):
-            raise SourceNameError(f"`{text}` is no wheel or sdist")
+            raise SourceNameError(f"`{text}` is not a wheel or an sdist")
         _own_wheel(name, text)
         return Source(SourceKind.ARCHIVE, address=address)
     if parts.scheme not in {"", "file"}:
-        raise SourceNameError(f"`{parts.scheme}://` is no place to install from")
+        raise SourceNameError(f"`{parts.scheme}://` is not a place to install from")
     path = (folder / _expanded(unquote(parts.path) if parts.scheme else address)).resolve()
     _own_wheel(path.name, text)
     return Source(SourceKind.PATH, path=path)
@@ -124,7 +124,7 @@ def installable_source(text: str, folder: Path) -> str:
     source = parse_source(text, folder)
     if source.kind is SourceKind.RELEASE:
         raise SourceNameError(
-            f"`{text}` is no source", f"name a release with megatron_core, without source; or {_FORMS}"
+            f"`{text}` is not a source", f"name a release with megatron_core, without source; or {_FORMS}"
         )
     return source.requirement
 
@@ -144,7 +144,7 @@ def _split(address: str) -> SplitResult:
     try:
         return urlsplit(address)
     except ValueError as error:
-        raise SourceNameError(f"`{address}` is no address ({error})") from error
+        raise SourceNameError(f"`{address}` is not an address ({error})") from error
 
 
 def _expanded(text: str) -> Path:

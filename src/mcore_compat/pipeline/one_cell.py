@@ -97,8 +97,8 @@ def _judged(session: Session, cell: Cell, display: Display, cancel: threading.Ev
         cell, provisioned, suite, session.inventory, session.expectations, session.today,
         subject=options.subject, rerun=lambda check: lane.rerun(cell, check),
     )  # fmt: skip
-    told = measured(session.folder.cell(cell.id) / "reportlog.jsonl")
-    judged = judged.model_copy(update={"findings": (*judged.findings, *told)})
+    notes = measured(session.folder.cell(cell.id) / "reportlog.jsonl")
+    judged = judged.model_copy(update={"findings": (*judged.findings, *notes)})
     if kept is not None and key is not None and (against := mismatch(kept, judged)) is not None:
         _cache(session).forget(key)
         judged = against

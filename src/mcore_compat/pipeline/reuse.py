@@ -1,9 +1,9 @@
-"""Results of earlier runs, taken where nothing that they depend on has changed, and proved again by sampling.
+"""Cached results of earlier runs: reused if nothing that they depend on has changed, and checked by sampling.
 
-Asked for with ``--reuse``, never by itself. Only green results are kept, under a digest of everything that decides
-them: the cell, its environment as it was just proved, the subject's wheel (the judge is in it), the suite, the declared
-checks and exceptions, profile, workers, the host's variables and machine. In every run some cells are judged anew all
-the same; one that comes out otherwise refutes the kept result, and the run is not green.
+Only with ``--reuse``, never by default. Only passing results are cached, under a digest of everything that decides
+them: the cell, its environment as it was just verified, the project's wheel (the judge is in it), the suite, the
+declared checks and exceptions, profile, workers, the host's variables and machine. Every run re-runs some cells all
+the same; if one of them differs from its cached result, the run does not pass.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["CachedResult", "ResultCache", "cache_key", "mismatch", "reused_resul
 
 # Raised when what a result depends on is put together in another way.
 _GENERATION = 1
-# One cell in ten is judged anew.
+# One cell in ten is re-run.
 _SHARE = 10
 
 
 class CachedResult(BaseModel):
-    """One kept result.
+    """One cached result.
 
     Attributes:
         run_id: of the run that judged it.
-        result: green, as it was written.
+        result: a passing one, as it was written.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +52,7 @@ class CachedResult(BaseModel):
 
 @dataclass(frozen=True)
 class ResultCache:
-    """The kept results, a file each, named by the digest.
+    """The cached results, one file per digest.
 
     Attributes:
         folder: beside the environments.
@@ -61,7 +61,7 @@ class ResultCache:
     folder: Path
 
     def find(self, key: str) -> CachedResult | None:
-        """The result under this digest; None where there is none that can be read, or none that is green."""
+        """The passing result under this digest, or None if there is no readable one."""
         try:
             kept = CachedResult.model_validate_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValidationError):
@@ -69,14 +69,14 @@ class ResultCache:
         return kept if kept.result.verdict is Verdict.OK else None
 
     def keep(self, key: str, kept: CachedResult) -> None:
-        """Write a green result, whole or not at all; another is not kept. A full disk loses nothing but the result."""
+        """Write a passing result atomically; any other is not cached. A full disk only costs the cached result."""
         if kept.result.verdict is not Verdict.OK:
             return
         with contextlib.suppress(OSError):
             write_atomically(self.folder / f"{key}.json", kept.model_dump_json(indent=1))
 
     def forget(self, key: str) -> None:
-        """Remove a result that was refuted."""
+        """Remove a result that a re-run did not confirm."""
         (self.folder / f"{key}.json").unlink(missing_ok=True)
 
 
@@ -93,7 +93,7 @@ def cache_key(
 
     Args:
         cell: as the matrix has it.
-        environment: proved a moment ago: every distribution's version, and the hashes of megatron-core's and the
+        environment: verified a moment ago: every distribution's version, and the hashes of megatron-core's and the
             subject's files.
         inputs: digests of subject, suite and data files, by name.
         options: profile and workers.
@@ -119,7 +119,7 @@ def cache_key(
 
 
 def sample(run_id: str, cells: Iterable[str]) -> frozenset[str]:
-    """The cells that are judged anew in this run: one in ten, at least one, others in every run."""
+    """The cells that are re-run in this run: one in ten, at least one, others in every run."""
     order = sorted(cells, key=lambda cell_id: hashlib.sha256(f"{run_id}\0{cell_id}".encode()).digest())
     return frozenset(order[: -(-len(order) // _SHARE)])
 
@@ -129,7 +129,7 @@ def reused_result(kept: CachedResult, provision: float) -> CellResult:
     note = Finding(
         kind="reused",
         message=f"judged in run {kept.run_id}, with the same environment, subject, suite and data",
-        next_step="Nothing; without --reuse it is judged anew.",
+        next_step="None; without --reuse the cell is run again.",
     )
     result = kept.result
     seconds = result.seconds.model_copy(update={"provision": round(provision, 1), "imports": 0.0, "suite": 0.0})
@@ -138,22 +138,22 @@ def reused_result(kept: CachedResult, provision: float) -> CellResult:
     )
 
 
-def mismatch(kept: CachedResult, anew: CellResult) -> CellResult | None:
-    """The new result with the refutation in it, where it says otherwise than the kept one; None where both agree."""
-    old, new = _outcomes(kept.result), _outcomes(anew)
-    if old == new and anew.mode == kept.result.mode:
+def mismatch(kept: CachedResult, fresh: CellResult) -> CellResult | None:
+    """The fresh result with a finding about the difference, or None if it agrees with the cached one."""
+    old, new = _outcomes(kept.result), _outcomes(fresh)
+    if old == new and fresh.mode == kept.result.mode:
         return None
     differing = sorted({check for check, _ in old.items() ^ new.items()})
-    what = ", ".join(differing[:4]) or f"mode {kept.result.mode}, now {anew.mode}"
+    what = ", ".join(differing[:4]) or f"mode {kept.result.mode}, now {fresh.mode}"
     finding = found(
         Verdict.UNPROVEN,
         "reuse-refuted",
-        f"run {kept.run_id} judged this cell otherwise, with the same inputs: {what}",
-        "Run again without --reuse: a check here does not depend on its inputs alone, so no kept result counts.",
+        f"run {kept.run_id} had another result for this cell, with the same inputs: {what}",
+        "Run again without --reuse: a check here does not depend on its inputs alone, so cached results do not count.",
     )
-    verdict = anew.verdict if not anew.verdict.green else Verdict.UNPROVEN
-    reason = anew.reason if not anew.verdict.green else finding.message
-    return anew.model_copy(update={"verdict": verdict, "reason": reason, "findings": (finding, *anew.findings)})
+    verdict = fresh.verdict if not fresh.verdict.green else Verdict.UNPROVEN
+    reason = fresh.reason if not fresh.verdict.green else finding.message
+    return fresh.model_copy(update={"verdict": verdict, "reason": reason, "findings": (finding, *fresh.findings)})
 
 
 def _outcomes(result: CellResult) -> dict[str, str]:

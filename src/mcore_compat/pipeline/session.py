@@ -60,7 +60,7 @@ class Session:
     Attributes:
         matrix: as read, with the cells of this run added if it does not have them.
         cells: as the lane runs them.
-        suite_copy: the folder that stands for the project's ``suite_base`` during this run.
+        suite_copy: the copy of the project's ``suite_base`` that this run uses.
         suite: runs the suite in one cell; a test gives another.
         today: decides which expectations have expired.
     """

@@ -71,7 +71,7 @@ def make_bundle(root: Path, folder: Path, cells: Sequence[Cell], common: Sequenc
 
 
 def fetch_peer(folder: Path, peer: Peer, python: str, uv: Uv) -> Path:
-    """The wheel of another project's package in ``folder/peers``, without its dependencies; kept where it is right.
+    """The wheel of another project's package in ``folder/peers``, without its dependencies; kept if its hash is right.
 
     Raises:
         InfrastructureError: it cannot be downloaded, or is not the file whose hash is pinned.
@@ -130,7 +130,7 @@ class _Maker:
             return self._take(wheel, "built" if built else "index")
 
     def _present(self, cell: Cell) -> Wheel | None:
-        """A release that an earlier bundle fetched or built; what lies elsewhere may have changed since."""
+        """A release that an earlier bundle fetched or built; a file from elsewhere may have changed since."""
         if cell.source is not None:
             return None
         tag = f"cp{self._python.replace('.', '')}"

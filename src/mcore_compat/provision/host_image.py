@@ -161,9 +161,9 @@ def provision_in_image(
     host: Mapping[str, str],
     peer: Peer | None = None,
 ) -> Provisioned:
-    """Make the environment of ``cell`` below ``cells`` and prove it; anew every time, since it costs a second.
+    """Make the environment of ``cell`` below ``cells`` and verify it; every time, since it costs a second.
 
-    With ``peer`` the published package under test lies in it too, as its wheel has it.
+    With ``peer`` it has the published package under test too, as in its wheel.
     """
     started = time.monotonic()
 

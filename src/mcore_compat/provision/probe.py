@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _relative(path: Path) -> str:
-    """The path below the environment's prefix, or in full where it lies outside."""
+    """The path below the environment's prefix, or in full if it is outside."""
     try:
         return path.resolve().relative_to(Path(sys.prefix).resolve()).as_posix()
     except ValueError:

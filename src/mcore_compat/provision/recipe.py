@@ -1,4 +1,4 @@
-"""What an environment is made of, and the hash that stands for it."""
+"""What an environment is made of, and the hash that identifies it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcore_compat.matrix.source import local_path
 
 __all__ = ["Recipe", "recipe_of"]
 
-# Raised when the way an environment is made changes, so that old ones are made anew.
+# Raised when the way an environment is made changes, so that old ones are made again.
 _GENERATION = 1
 
 

@@ -277,7 +277,7 @@ def _pins(lock: str) -> dict[str, str]:
 
 
 def _remembered(folder: Path) -> _State | None:
-    """What is known of the environment, or None where there is none that was ever proved."""
+    """What is known of the environment, or None if it was never verified."""
     try:
         return _State.model_validate_json((folder / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""The offline bundle as it lies on disk: one folder of wheels and a manifest that names and hashes each of them.
+"""The offline bundle on disk: one folder of wheels and a manifest that names and hashes each of them.
 
 Standard library only: on a GPU host this runs before any of the harness's own needs is there.
 """
@@ -57,13 +57,13 @@ class Wheelhouse:
     """The bundle.
 
     Attributes:
-        folder: where it lies.
+        folder: of the bundle.
         python: the interpreter it is for, major and minor.
         machine: the processor it is for, as ``platform.machine()`` says.
         harness: wheels that the harness itself needs.
         suite: wheels that the property suite needs, in every cell.
         cells: megatron-core's wheel and the cell's own further wheels, by what the cell asks the installer for.
-        outside: by hash, where a wheel lies that is not in the folder; never written to the manifest.
+        outside: by hash, the path of a wheel that is not in the folder; never written to the manifest.
     """
 
     folder: Path
@@ -135,7 +135,7 @@ class Wheelhouse:
             )
 
     def including(self, requirement: str, path: Path, needs: Iterable[Wheel] = ()) -> Wheelhouse:
-        """The same bundle and one more wheel that lies elsewhere.
+        """The same bundle and one more wheel from elsewhere.
 
         Args:
             requirement: what its cell asks the installer for.

@@ -45,7 +45,7 @@ class NoSuchReleaseError(UsageError):
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """The file that the static lane reads: a wheel where there is one, else the sdist."""
+    """The file that the static lane reads: a wheel if there is one, else the sdist."""
 
     filename: str
     sha256: str
@@ -58,9 +58,9 @@ class Release:
 
     Attributes:
         version: as the index spells it.
-        requires_python: specifier text, or None where none is declared.
+        requires_python: specifier text, or None if none is declared.
         uploaded: date of the first file, ``YYYY-MM-DD``, or None.
-        yanked: the reason, "" where none was given, None where a file of the release is not yanked.
+        yanked: the reason, "" if none was given, None if a file of the release is not yanked.
         wheels: python tags for which an installer takes a Linux x86-64 wheel.
         sdist: whether an installer finds a source distribution.
         source: the file to read.

@@ -24,7 +24,7 @@ class ChosenSubject:
 
     Attributes:
         name: as reports name it; never an absolute path.
-        variable: what the suite is told in ``MCORE_COMPAT_SUBJECT``.
+        variable: the value of ``MCORE_COMPAT_SUBJECT``.
         digest: of what decides its behaviour as far as it is known here: the name, the file's content, or the package.
         peer: the published package that it is, if it is one.
     """

@@ -115,7 +115,7 @@ def test_one_that_passes_now_and_was_otherwise_before_is_unproven(project, suite
     report = run(project, reuse=True)
     (fresh,) = (cell for cell in report.cells if cell.reused_from is None)
     assert report.verdict is fresh.verdict is Verdict.UNPROVEN
-    assert "judged this cell otherwise, with the same inputs" in fresh.reason
+    assert "had another result for this cell, with the same inputs" in fresh.reason
     assert "without --reuse" in fresh.findings[0].next_step
 
 
