@@ -158,7 +158,10 @@ def excused(candidate: CellResult, baseline: CellResult) -> CellResult:
 
 def contract_change(old: Json, new: Json) -> tuple[str, ...]:
     """A contract item's value before and after, as lines of a diff."""
-    before, after = ([] if value is None else json.dumps(value, indent=1).splitlines() for value in (old, new))
-    lines = [*difflib.unified_diff(before, after, n=1, lineterm="")][2:]
+    before, after = (
+        [] if value is None else [line.rstrip(",") for line in json.dumps(value, indent=1, sort_keys=True).splitlines()]
+        for value in (old, new)
+    )
+    lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
     lines = [line for line in lines if not line.startswith("@@")]
     return (*lines[:_MAX_DIFF], f"… {len(lines) - _MAX_DIFF} more lines") if len(lines) > _MAX_DIFF else tuple(lines)

@@ -7,7 +7,7 @@ from gate_builders import RAN, cell, contract_finding, side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_compat.gate.compare import excused, pair_cells
+from mcore_compat.gate.compare import contract_change, excused, pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateReport, Tier
 from mcore_compat.report.annotations import render_annotations
@@ -280,3 +280,13 @@ def test_markdown_stays_in_its_budget_and_counts_what_is_cut():
     shown = words.count("**break** some-rule")
     assert f"_{400 - shown} causes left out here" in words
     assert GateReport.model_validate_json(report(findings).model_dump_json()) == report(findings)
+
+
+def test_a_change_shows_what_changed_and_not_the_order_of_names():
+    old, new = {"a": "x", "b": ["y", 1], "c": "z"}, {"c": "z", "b": ["y", 1]}
+    assert contract_change(old, new) == ('- "a": "x"',)
+    assert contract_change(old, dict(reversed(old.items()))) == ()
+    assert contract_change(None, "called") == ('+"called"',)
+    long = contract_change([], list(range(100)))
+    assert len(long) == 25
+    assert long[-1] == "… 79 more lines"
