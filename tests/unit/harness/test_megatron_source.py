@@ -45,14 +45,14 @@ def test_the_installer_s_form_stays_what_it_is(text):
 
 
 WRONG = {
-    "": "no source",
+    "": "not a source",
     "0.18.2": "name a release with megatron_core",
     "megatron-core==0.18.2": "name a release with megatron_core",
-    "git+ftp://host/x@main": "no place to install from",
+    "git+ftp://host/x@main": "not a place to install from",
     "git+file://": "lacks a repository",
     "git+https:///x@main": "lacks a repository",
-    "s3://bucket/x.whl": "no place to install from",
-    "https://host/page.html": "no wheel or sdist",
+    "s3://bucket/x.whl": "not a place to install from",
+    "https://host/page.html": "not a wheel or an sdist",
     "numpy @ git+https://host/x@main": "names numpy",
     "/srv/numpy-2.0-py3-none-any.whl": "a wheel of numpy",
     "/srv/new.whl": "not named as wheels are",
