@@ -61,7 +61,7 @@ WRONG = {
     ),
     "mode": ('expected_mode = "hook"', 'expected_mode = "hok"', "expected_mode", "'hook' or 'legacy'"),
     "torch": ('torch = "2.11.0"', 'torch = "two"', "torch", "exact version"),
-    "requirement": ("numpy<2.4", "numpy<<2.4", "spec", "no requirement"),
+    "requirement": ("numpy<2.4", "numpy<<2.4", "spec", "not a requirement"),
     "unknown key": ("allow_sdist =", "allow_sdst =", "allow_sdst", "unknown key"),
     "type": ("time_limit_s = 600", 'time_limit_s = "600"', "time_limit_s", "integer"),
     "range": ("time_limit_s = 600", "time_limit_s = 1", "time_limit_s", "10"),
