@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -228,7 +229,7 @@ def schema(
         typer.echo(f"wrote {path.name}")
 
 
-def _collected(project: Project) -> dict[str, list[str]]:
+def _collected(project: Project) -> dict[str, dict[str, int]]:
     matrix = load_classified_matrix(project.data)
     with tempfile.TemporaryDirectory() as scratch:
         lane = IndexLane.open(project, matrix.requirements, os.environ)
@@ -237,18 +238,18 @@ def _collected(project: Project) -> dict[str, list[str]]:
         return collect_checks(session, lambda line: typer.echo(line, err=True))
 
 
-def _executed(source: Path) -> dict[str, list[str]]:
+def _executed(source: Path) -> dict[str, dict[str, int]]:
     if source.is_file():
         facts, problem = read_facts(source.parent)
         if facts is None:
             raise UsageError(f"{problem}.", "Name a run's folder or a suite's facts.json.")
-        return {source.parent.name: sorted({check_of(node) for node in facts.collected})}
+        return {source.parent.name: dict(Counter(check_of(node) for node in facts.collected))}
     try:
         report = Report.model_validate_json((source / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise UsageError(f"{source}/report.json cannot be read.", "Run the cells first, or name --from.") from exc
     return {
-        cell.id: [result.check for result in cell.results if result.outcome != "skipped"]
+        cell.id: {result.check: result.cases for result in cell.results if result.outcome != "skipped"}
         for cell in report.cells
         if cell.results
     }

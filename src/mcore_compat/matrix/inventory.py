@@ -116,17 +116,20 @@ def check_of(node_id: str) -> str:
     return f"{file}::{rest.split('[', 1)[0]}" if rest else file
 
 
-def derive(executed: Mapping[str, Iterable[str]], cells: Iterable[Cell], old: Inventory | None) -> Inventory:
+def derive(
+    executed: Mapping[str, Iterable[str] | Mapping[str, int]], cells: Iterable[Cell], old: Inventory | None
+) -> Inventory:
     """An inventory that declares exactly what was executed.
 
     Args:
-        executed: for each cell id that was run, the checks that ran in it.
+        executed: for each cell id that was run, the checks that ran in it, with the number of their cases if known.
         cells: the matrix's cells; those that are not in ``executed`` do not count.
         old: the inventory so far: where an entry still says what ran, it stays as it is written.
 
     Returns:
         For a check that ran everywhere an entry without conditions, otherwise bounds where the cells are those of an
-        interval of releases, and a list of cell ids where they are not.
+        interval of releases, and a list of cell ids where they are not. The number of cases is exact if it is the same
+        in every cell, and a lower bound if it depends on the release.
     """
     known = {check.id: check for check in old.check} if old else {}
     ran = {cell_id: frozenset(checks) for cell_id, checks in executed.items()}
@@ -135,16 +138,30 @@ def derive(executed: Mapping[str, Iterable[str]], cells: Iterable[Cell], old: In
     for check_id in sorted(frozenset().union(*ran.values())):
         where = frozenset(cell.id for cell in seen if check_id in ran[cell.id])
         kept = known.get(check_id)
-        if kept is not None and _cells(kept, seen) == where:
-            checks.append(kept)
-        else:
-            checks.append(_entry(check_id, where, seen))
+        entry = kept if kept is not None and _cells(kept, seen) == where else _entry(check_id, where, seen)
+        counts = {count for checks_of in executed.values() if (count := _cases(checks_of, check_id))}
+        checks.append(_counted(entry, counts, kept))
     return Inventory(
         schema_version=1,
         controls=old.controls if old else (),
         evidence=old.evidence if old else EvidenceRules(),
         check=tuple(checks),
     )
+
+
+def _cases(checks: Iterable[str] | Mapping[str, int], check_id: str) -> int:
+    return checks.get(check_id, 0) if isinstance(checks, Mapping) else 0
+
+
+def _counted(entry: Check, counts: set[int], kept: Check | None) -> Check:
+    """The entry with the number of cases that was seen; if none was, with the one that was declared."""
+    if not counts:
+        declared = (kept.cases, kept.cases_at_least) if kept is not None else (None, None)
+    elif len(counts) == 1:
+        declared = (min(counts), None)
+    else:
+        declared = (None, min(counts))
+    return entry.model_copy(update={"cases": declared[0], "cases_at_least": declared[1]})
 
 
 def write_text(inventory: Inventory) -> str:

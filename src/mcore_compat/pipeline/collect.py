@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from mcore_compat.run.suite import SuiteOptions, run_suite
 __all__ = ["collect"]
 
 
-def collect(session: Session, say: Callable[[str], None]) -> dict[str, list[str]]:
-    """Check ids by cell id, from the suite's own collection in each cell.
+def collect(session: Session, say: Callable[[str], None]) -> dict[str, dict[str, int]]:
+    """Checks and how many cases each has, by cell id, from the suite's own collection in each cell.
 
     Raises:
         InfrastructureError: a cell has no environment, or its suite cannot be collected.
@@ -33,6 +34,6 @@ def collect(session: Session, say: Callable[[str], None]) -> dict[str, list[str]
         if seen.facts is None or seen.log.collection_errors or seen.finished.returncode != 0:
             why = next(iter(seen.log.collection_errors.values()), seen.facts_problem) or seen.finished.output[-400:]
             raise InfrastructureError(f"The suite cannot be collected in cell {cell.id}: {why}.", "Correct the suite.")
-        found[cell.id] = sorted({check_of(node) for node in seen.facts.collected})
+        found[cell.id] = dict(sorted(Counter(check_of(node) for node in seen.facts.collected).items()))
         say(f"{cell.id}: {len(found[cell.id])} checks")
     return found

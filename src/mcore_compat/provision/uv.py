@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,14 @@ from pathlib import Path
 from mcore_compat.errors import InfrastructureError, MissingToolError
 from mcore_compat.files.untrusted import printable
 from mcore_compat.provision.child_env import installer_environment
+from mcore_compat.provision.process import Limits, run_logged
 
 __all__ = ["Uv", "UvFailure", "shortened"]
 
 _LIMIT_S = 1800
+# Commands that install or build, and whose output nobody reads but a person.
+_SUPERVISED = frozenset({"build", "pip", "tool", "venv"})
+_LIMITS = Limits(file_bytes=32 << 30, processes=4096)
 _WORDS = 300
 # uv's own words when the host, not the requirement, is at fault.
 _HOST_AT_FAULT = re.compile(
@@ -83,6 +89,8 @@ class Uv:
             InfrastructureError: it did not end in half an hour, or could not be started.
         """
         command = [str(self.executable), *(str(argument) for argument in arguments)]
+        if arguments[0] in _SUPERVISED:
+            return self._supervised(command, cwd or Path.cwd())
         try:
             done = subprocess.run(
                 command,
@@ -103,6 +111,26 @@ class Uv:
         if done.returncode != 0:
             raise UvFailure(done.stderr or done.stdout)
         return done.stdout
+
+    def _supervised(self, command: Sequence[str], cwd: Path) -> str:
+        """Run what may call a build backend: none of its processes outlives it, nor this one."""
+        with tempfile.TemporaryDirectory(prefix="mcore-compat-uv-") as scratch:
+            done = run_logged(
+                command,
+                cwd=cwd,
+                env=self.env,
+                log=Path(scratch, "output.log"),
+                limit_s=_LIMIT_S,
+                cancel=threading.Event(),
+                limits=_LIMITS,
+            )
+        if done.timed_out:
+            raise InfrastructureError(
+                f"`uv {command[1]}` did not end within {_LIMIT_S} s.", "Look at the network and the disk."
+            )
+        if done.returncode != 0:
+            raise UvFailure(f"error: {done.excess}" if done.excess else done.output)
+        return done.output
 
     def shares_disk_with(self, folder: Path) -> bool:
         """Whether files can be linked from uv's cache into ``folder``; else every environment is a full copy."""

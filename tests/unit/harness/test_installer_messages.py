@@ -71,6 +71,13 @@ def test_a_build_backend_is_quoted_in_its_own_words_and_in_full():
     assert failure.output == ODD_BUILD
 
 
+def test_a_build_backend_leaves_no_process_behind(tmp_path):
+    uv = fake_uv(tmp_path, f"setsid sleep 61 & echo $! > {tmp_path}/pid\nexit 0")
+    uv.call(["pip", "install"])
+    pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_long_reasons_are_cut():
     assert len(shortened("error: " + "x" * 5000)) == 400
 

@@ -7,7 +7,7 @@ import harness_builders as build
 import pytest
 
 from mcore_compat.judge.cell import judge_cell, judge_expectations
-from mcore_compat.matrix.inventory import Inventory, load_inventory, write_text
+from mcore_compat.matrix.inventory import Inventory, derive, load_inventory, write_text
 from mcore_compat.records import Provisioned
 from mcore_compat.verdicts import ExitCode, Verdict, exit_code
 
@@ -250,3 +250,16 @@ def test_an_inventory_with_counts_is_written_and_read_back(tmp_path):
     )
     (tmp_path / "inventory.toml").write_text(write_text(written), encoding="utf-8")
     assert load_inventory(tmp_path / "inventory.toml") == written
+
+
+def test_counts_are_derived_from_what_ran():
+    cells = [build.cell("0.17.1"), build.cell("0.18.2")]
+    ran = {"0.17.1": {ONE: 4, TWO: 2}, "0.18.2": {ONE: 4, TWO: 6, THREE: 1}}
+    checks = {check.id: check for check in derive(ran, cells, None).check}
+    assert [(checks[check].cases, checks[check].cases_at_least) for check in build.CHECKS] == [
+        (4, None),
+        (None, 2),
+        (1, None),
+    ]
+    again = derive({"0.17.1": [ONE, TWO], "0.18.2": [ONE, TWO, THREE]}, cells, derive(ran, cells, None))
+    assert again == derive(ran, cells, None)
