@@ -31,10 +31,10 @@ class Question:
     def describe(self) -> str:
         """In words."""
         return {
-            "item": f"contract item {self.name} changes",
-            "rule": f"rule {self.name} begins or ceases to apply",
-            "level": f"a finding of level {self.name} is new",
-            "check": f"check {self.name} fails when it is run",
+            "item": f"a change of contract item {self.name}",
+            "rule": f"where rule {self.name} begins or ceases to apply",
+            "level": f"a new finding of level {self.name}",
+            "check": f"a failure of check {self.name} when it is run",
         }[self.kind]
 
 
@@ -50,7 +50,7 @@ def question_for(
     if item is not None:
         if item not in good.items.keys() | bad.items.keys():
             near = ", ".join(sorted(i for i in bad.items if i.startswith(item.partition(".")[0]))[:6])
-            raise NotBisectableError(f"There is no contract item {item!r}.", f"Near it: {near or 'none'}.")
+            raise NotBisectableError(f"There is no contract item {item!r}.", f"Similar: {near or 'none'}.")
         return Question("item", item)
     if rule is not None:
         if rule not in {known.id for known in rules}:
@@ -59,7 +59,7 @@ def question_for(
     level = level_of(compare_contracts(good, bad, rules))
     if level is None:
         raise NotBisectableError(
-            f"Nothing that concerns us is new between {good.name} and {bad.name}.",
+            f"Nothing that affects mcore_fused is new between {good.name} and {bad.name}.",
             "Swap the ends to find what was fixed, or name an --item.",
         )
     return Question("level", level)
@@ -88,4 +88,6 @@ def explained(question: Question, rules: Iterable[Rule], before: Contract, after
         return tuple(f for f in found if f.item == question.name or f.item.startswith(f"{question.name}."))
     if question.kind == "rule":
         return tuple(f for f in found if f.rule.id == question.name)
+    if question.kind == "check":  # any of them may be why it fails; what cannot concern a mode is not
+        return tuple(f for f in found if f.state is FindingState.NEW and f.level != "info")
     return tuple(f for f in found if f.state is FindingState.NEW)

@@ -1,4 +1,4 @@
-"""Bisect over releases and over commits: by source first, by running cells where a check is asked for."""
+"""Bisect over releases and over commits: by source first, by running cells if a check is given."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Bisected:
         found: the last good and the first bad one.
         question: in words.
         findings: what the rules say between the two.
-        changes: items that read otherwise, with both values.
+        changes: items that changed and have to do with the question, with both values.
+        others: how many other items changed.
         source: description of the first bad commit, or None for releases.
         diff: upstream's change of the file concerned, shortened, or None.
     """
@@ -50,15 +51,25 @@ class Bisected:
     changes: tuple[tuple[str, object, object], ...]
     source: str | None = None
     diff: str | None = None
+    others: int = 0
 
 
-def _changes(before: Contract, after: Contract, only: str | None) -> tuple[tuple[str, object, object], ...]:
-    ids = sorted(before.items.keys() | after.items.keys())
-    return tuple(
-        (item, before.value(item), after.value(item))
-        for item in ids
-        if before.value(item) != after.value(item) and (only is None or item == only or item.startswith(f"{only}."))
-    )
+@dataclass(frozen=True)
+class _Explanation:
+    """What changed between the last good and the first bad one, as far as it has to do with the question."""
+
+    findings: tuple[Finding, ...]
+    changes: tuple[tuple[str, object, object], ...]
+    others: int
+
+
+def _explanation(question: Question, rules: Sequence[Rule], before: Contract, after: Contract) -> _Explanation:
+    findings = explained(question, rules, before, after)
+    items = {question.name} if question.kind == "item" else {finding.item for finding in findings}
+    changed = [i for i in sorted(before.items.keys() | after.items.keys()) if before.value(i) != after.value(i)]
+    named = [i for i in changed if any(i == item or i.startswith(f"{item}.") for item in items)]
+    values = tuple((item, before.value(item), after.value(item)) for item in named)
+    return _Explanation(findings, values, len(changed) - len(named))
 
 
 def bisect_releases(
@@ -90,11 +101,8 @@ def bisect_releases(
     line = names[first : last + 1] if first <= last else names[last : first + 1][::-1]
     judge = runner or (lambda name: answer(question, rules, contracts[good], contracts[name]))
     found = first_bad(line, judge)
-    before, after = contracts[found.good], contracts[found.bad]
-    only = question.name if question.kind == "item" else None
-    return Bisected(
-        found, question.describe(), explained(question, rules, before, after), _changes(before, after, only)
-    )
+    told = _explanation(question, rules, contracts[found.good], contracts[found.bad])
+    return Bisected(found, question.describe(), told.findings, told.changes, others=told.others)
 
 
 def bisect_commits(
@@ -108,7 +116,7 @@ def bisect_commits(
 ) -> Bisected:
     """First bad commit after ``good`` up to ``bad``, along first parents, of those that touch megatron/core.
 
-    A commit whose source does not parse cannot be judged, and is gone around.
+    A commit whose source does not parse cannot be judged; it is skipped and listed.
 
     Raises:
         GitError: a ref is missing, or ``good`` is no ancestor of ``bad``.
@@ -132,18 +140,17 @@ def bisect_commits(
 
     found = first_bad(line, judge)
     before, after = contract_of(found.good), contract_of(found.bad)
-    findings = explained(question, rules, before, after)
-    only = question.name if question.kind == "item" else None
-    changes = _changes(before, after, only)
-    places = [f.where for f in findings] + [after.items[i].where for i, *_ in changes if i in after.items]
+    told = _explanation(question, rules, before, after)
+    places = [f.where for f in told.findings] + [after.items[i].where for i, *_ in told.changes if i in after.items]
     path = next((place.partition(":")[0] for place in places if place), None)
     return Bisected(
         found,
         question.describe(),
-        findings,
-        changes,
+        told.findings,
+        told.changes,
         describe_commit(repository, found.bad),
         upstream_change(repository, found.bad, path),
+        told.others,
     )
 
 

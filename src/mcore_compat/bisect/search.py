@@ -19,7 +19,7 @@ class Found:
     """Where it went bad.
 
     Attributes:
-        good: last one known to be good.
+        good: the last one known to be good.
         bad: first one known to be bad.
         unknown: between them, those that could not be judged; the first bad one may be among them.
         asked: how many were judged.
@@ -53,7 +53,9 @@ def first_bad(line: Sequence[str], is_bad: Callable[[str], bool | None]) -> Foun
     for name, wanted, word in ((line[0], False, "good"), (line[-1], True, "bad")):
         if ask(name) is not wanted:
             said = {True: "is bad", False: "is good", None: "cannot be judged"}[known[name]]
-            raise NotBisectableError(f"{name}, given as {word}, {said}.", "Give another end, or ask another question.")
+            raise NotBisectableError(
+                f"{name} was given as {word}, but {said}.", "Give another end, or search for something else."
+            )
     low, high = 0, len(line) - 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
-from rich.console import Console
 
 from mcore_compat.bisect.question import Question, question_for
 from mcore_compat.bisect.run import bisect_commits, bisect_releases, check_runner
@@ -19,11 +20,13 @@ from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, parse_candidate
 from mcore_compat.contract.source.git import read_git, resolve_commit
 from mcore_compat.matrix.cells import load_matrix
+from mcore_compat.matrix.inventory import Inventory, load_inventory
 from mcore_compat.pipeline.lanes import IndexLane
-from mcore_compat.pipeline.progress import display_for
 from mcore_compat.project import Project
 from mcore_compat.releases import PROJECT
 from mcore_compat.report import bisect_text as render
+from mcore_compat.results import CellResult
+from mcore_compat.verdicts import Verdict
 
 __all__ = ["bisect"]
 
@@ -44,7 +47,6 @@ def bisect(
     find = Project.readable if check is None else Project.find
     project = find(root).with_paths(suite=suite, cells=cells_dir, reports=report_dir)
     rules, contracts = load_rules(project.rules), load_snapshots(project.contracts)
-    console = Console(stderr=True)
     if repository is None:
         unknown = [name for name in (good, bad) if name not in contracts]
         if unknown:
@@ -67,17 +69,63 @@ def bisect(
         found = Candidate(CandidateKind.GIT, commit[:12], address, path=repository, ref=commit)
         return found, extract(read_git(repository, commit), commit[:12])
 
-    with display_for(console, 1) as display:
-        runner = None
-        if check is not None:
-            requirements = load_matrix(project.matrix_file).requirements
-            lane = IndexLane.open(project, requirements, os.environ)
-            runner = check_runner(project, check, candidate_of, contracts, lane, display, os.environ)
-        if repository is None:
-            result = bisect_releases(contracts, rules, question, good, bad, runner)
-        else:
-            result = bisect_commits(repository, rules, question, good, bad, _step, runner)
+    runner = None
+    if check is not None:
+        if suite is None:
+            _known_check(check, load_inventory(project.inventory))
+        lane = IndexLane.open(project, load_matrix(project.matrix_file).requirements, os.environ)
+        runner = _spoken(check_runner(project, check, candidate_of, contracts, lane, _Steps(), os.environ))
+    if repository is None:
+        result = bisect_releases(contracts, rules, question, good, bad, runner)
+    else:
+        result = bisect_commits(repository, rules, question, good, bad, _step, runner)
     typer.echo(render.text(result), nl=False)
+
+
+class _Steps:
+    """Shows what is done for one release or commit; the answer is shown by :func:`_spoken`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def phase(self, cell_id: str, phase: str) -> None:
+        typer.echo(f"  {cell_id}: {phase}", err=True)
+
+    def cases(self, cell_id: str, count: int) -> None:
+        pass
+
+    def done(self, result: CellResult) -> None:
+        if result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE}:
+            typer.echo(f"  {result.id}: {result.reason}", err=True)
+
+
+def _spoken(judge: Callable[[str], bool | None]) -> Callable[[str], bool | None]:
+    """The judge, saying what it found. No other check runs, so the cell's own verdict means nothing."""
+
+    def spoken(name: str) -> bool | None:
+        failed = judge(name)
+        answer = {True: "the check fails", False: "the check passes", None: "the check did not run"}[failed]
+        typer.echo(f"  {name[:12]}: {answer}", err=True)
+        return failed
+
+    return spoken
+
+
+def _known_check(check: str, inventory: Inventory) -> None:
+    """Refuse a check that the suite does not have, before any environment is made.
+
+    Raises:
+        NotBisectableError: there is no such check.
+    """
+    known = [entry.id for entry in inventory.check]
+    if check not in known:
+        similar = difflib.get_close_matches(check, known, n=3, cutoff=0.3)
+        raise NotBisectableError(
+            f"There is no check {check!r}.", f"Write it as in {', '.join(similar) or known[0]}; or name its --suite."
+        )
 
 
 def _question(
@@ -87,13 +135,13 @@ def _question(
     rules: tuple[Rule, ...],
     ends: tuple[Contract, Contract],
 ) -> Question:
-    """With a check the contract only explains: every change between the two neighbours is reported."""
+    """With a check the contract only explains what changed between the two neighbours."""
     if check is not None:
         if item is not None or rule is not None:
-            raise NotBisectableError("--check asks by running, --item and --rule by source.", "Give one of them.")
+            raise NotBisectableError("--check runs cells; --item and --rule read sources.", "Give one of them.")
         return Question("check", check)
     return question_for(rules, *ends, item=item, rule=rule)
 
 
 def _step(described: str) -> None:
-    typer.echo(f"  asking {described}", err=True)
+    typer.echo(f"  examining {described}", err=True)

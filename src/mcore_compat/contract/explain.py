@@ -1,4 +1,4 @@
-"""A comparison in words, as text, Markdown or JSON; grouped by what it means for our modes."""
+"""A comparison in words, as text, Markdown or JSON; grouped by what it means for the modes of mcore_fused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from mcore_compat.contract.model import Contract
 from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes, level_of
-from mcore_compat.contract.rules.rule import LEVELS, MODES
+from mcore_compat.contract.rules.rule import LEVELS, MODES, Rule
 
 __all__ = ["Comparison", "as_json", "as_markdown", "as_text"]
 
-_STATE_WORDS = {FindingState.NEW: "new", FindingState.FIXED: "gone", FindingState.SAME: "as before"}
+# A finding of the baseline that the candidate does not have: what the sentence says no longer holds.
+_STATE_WORDS = {FindingState.NEW: "new", FindingState.FIXED: "resolved", FindingState.SAME: "as before"}
 _LEVEL_WORDS = {"break": "BREAK", "drift": "drift", "info": "note"}
 _VERDICTS = {
     "break": "break: at least one of our modes would fail",
@@ -60,7 +61,7 @@ def _heading(comparison: Comparison) -> list[str]:
     lines.append(f"modes now:    {_modes(comparison.candidate)}")
     labels = comparison.candidate.labels
     if labels.disagree or labels.distribution is None:
-        lines.append(f"labels:       {labels.describe()} (labels decide nothing)")
+        lines.append(f"labels:       {labels.describe()} (informational)")
     return lines
 
 
@@ -81,29 +82,53 @@ def as_text(comparison: Comparison, *, everything: bool = False) -> str:
     """Plain text for a terminal.
 
     Args:
-        comparison: what to tell.
+        comparison: what to show.
         everything: also notes, and findings that both sides have.
     """
     lines = _heading(comparison)
     chosen = _selected(comparison.findings, everything)
-    for finding in chosen:
-        lines += ["", f"[{_mark(finding)}] {finding.text}"]
-        none = f"no witness: {finding.rule.unwitnessed}"
-        witness = "has a witness, which the gate runs" if finding.rule.witness else none
-        lines.append(f"    rule {finding.rule.id} ({finding.rule.direction} {finding.item}; {witness})")
-        if finding.where:
-            lines.append(f"    at {finding.where}")
-        if finding.state is not FindingState.FIXED:
-            lines += [f"    {mode}: {words}" for mode, words in finding.rule.consequence.items()]
-            lines.append(f"    see {finding.rule.link}")
+    for group in _by_rule(chosen):
+        lines.append("")
+        for finding in group:
+            place = f"\n    at {finding.where}" if finding.where else ""
+            lines.append(f"[{_mark(finding)}] {finding.text}{place}")
+        rule = group[0].rule
+        reproducer = "the gate runs a reproducer" if rule.witness else f"no reproducer: {rule.unwitnessed}"
+        items = ", ".join(dict.fromkeys(finding.item for finding in group))
+        lines.append(f"    rule {rule.id} ({rule.direction} {items}; {reproducer})")
+        if group[0].state is not FindingState.FIXED:
+            lines += [f"    {modes}: {words}" for modes, words in _consequences(rule).items()]
+            lines.append(f"    see {rule.link}")
     hidden = len(comparison.findings) - len(chosen)
     if hidden:
-        lines += ["", f"{hidden} more that concern no mode of ours, or both sides alike (--all shows them)"]
+        lines += ["", f"{_hidden(hidden)} (--all shows them)"]
     return "\n".join(lines) + "\n"
 
 
+def _by_rule(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one rule and state together, in the order of the first of each."""
+    groups: dict[tuple[str, FindingState], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.rule.id, finding.state), []).append(finding)
+    return list(groups.values())
+
+
+def _consequences(rule: Rule) -> dict[str, str]:
+    """Consequence by modes; modes with the same one share a line."""
+    shared: dict[str, list[str]] = {}
+    for mode, words in rule.consequence.items():
+        shared.setdefault(words, []).append(mode)
+    return {", ".join(modes): words for words, modes in shared.items()}
+
+
+def _hidden(count: int) -> str:
+    noun, verb = ("finding", "does") if count == 1 else ("findings", "do")
+    side = "is" if count == 1 else "are"
+    return f"{count} more {noun} {verb} not affect mcore_fused or {side} on both sides"
+
+
 def as_markdown(comparison: Comparison, *, everything: bool = False) -> str:
-    """Markdown, one section a mode."""
+    """Markdown, one section per mode."""
     lines = [f"### {comparison.title}", "", f"**{comparison.verdict}**", ""]
     lines += [f"- {line}" for line in _heading(comparison)[1:]]
     chosen = _selected(comparison.findings, everything)
@@ -117,7 +142,7 @@ def as_markdown(comparison: Comparison, *, everything: bool = False) -> str:
             )
     hidden = len(comparison.findings) - len(chosen)
     if hidden:
-        lines += ["", f"_{hidden} more that concern no mode of ours, or both sides alike._"]
+        lines += ["", f"_{_hidden(hidden)}._"]
     return "\n".join(lines) + "\n"
 
 

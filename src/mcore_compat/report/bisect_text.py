@@ -44,6 +44,8 @@ def text(result: Bisected) -> str:
         lines += [f"  {item}", f"    before: {shown(before)}", f"    after:  {shown(after)}"]  # type: ignore[arg-type]
     if len(changes) > _MAX_CHANGES:
         lines.append(f"  … and {len(changes) - _MAX_CHANGES} more: {', '.join(c[0] for c in changes[_MAX_CHANGES:])}")
+    if result.others:
+        lines += ["", f"{result.others} other contract items changed; see `mcore-compat contract diff --all`."]
     if result.diff:
         lines += ["", "Upstream's change:", result.diff]
     return printable("\n".join(lines)) + "\n"

@@ -143,7 +143,7 @@ def test_a_check_that_fails_without_any_change_of_the_contract_names_the_commit_
     assert len(result.found.unknown) == 1, "the commit that does not parse is gone around"
     assert not result.changes
     words = render.text(result)
-    assert "searched for: check test_a.py::test_b fails when it is run (" in words
+    assert "searched for: a failure of check test_a.py::test_b when it is run (" in words
     assert "transformer/multi_token_prediction.py | 2 +-" in words
 
 
@@ -157,10 +157,21 @@ def test_a_check_is_run_alone(tmp_path):
 
 def test_many_changed_items_are_cut_by_number_with_those_of_findings_first():
     result = bisect_releases(
-        CONTRACTS, RULES, Question("check", "t"), "0.17.1", "0.18.0", lambda name: name == "0.18.0"
+        CONTRACTS, RULES, Question("item", "gpt"), "0.12.3", "0.18.0", lambda name: name == "0.18.0"
     )
+    assert len(result.changes) > 10
     words = render.text(result)
     shown = [line.strip() for line in words.splitlines() if line.startswith("  ") and not line.startswith("   ")]
     assert len(shown) == 11
     assert shown[-1].startswith(f"… and {len(result.changes) - 10} more: ")
     assert {"gpt.hook", "imports.triton"} & set(shown[:10])
+
+
+def test_a_check_is_explained_by_what_may_concern_it():
+    result = bisect_releases(
+        CONTRACTS, RULES, Question("check", "t"), "0.17.1", "0.18.0", lambda name: name == "0.18.0"
+    )
+    assert {finding.level for finding in result.findings} <= {"break", "drift"}
+    assert {item for item, *_ in result.changes} == {finding.item for finding in result.findings}
+    assert f"{result.others} other contract items changed" in render.text(result)
+    assert result.others > 10
