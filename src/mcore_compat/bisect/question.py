@@ -31,10 +31,10 @@ class Question:
     def describe(self) -> str:
         """In words."""
         return {
-            "item": f"a change of contract item {self.name}",
-            "rule": f"where rule {self.name} begins or ceases to apply",
-            "level": f"a new finding of level {self.name}",
-            "check": f"a failure of check {self.name} when it is run",
+            "item": f"contract item {self.name} changes",
+            "rule": f"rule {self.name} begins or ceases to apply",
+            "level": f"a finding of level {self.name} is new",
+            "check": f"check {self.name} fails when it is run",
         }[self.kind]
 
 
