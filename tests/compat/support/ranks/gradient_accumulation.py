@@ -6,6 +6,7 @@ not installed, which is always so on a CPU. Everything else is Megatron's own co
 
 import contextlib
 import types
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,7 +38,9 @@ def accumulation_extension():
         layers._grad_accum_fusion_available = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a GPU's libraries warn that they are not deterministic: irrelevant here
+            yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
         for name, value in before.items():
