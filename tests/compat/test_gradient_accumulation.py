@@ -7,8 +7,9 @@ through autograd loses it as soon as the stock head has run in the same step: fo
 
 import pytest
 import torch
-from support.models import Shape
+from support.models import Shape, build
 from support.ranks.gradient_accumulation import Wrapping, accumulated, pipeline_accumulated
+from support.subjects import patched
 
 from mcore_compat.testing.ranks import run_ranks
 
@@ -127,3 +128,16 @@ def test_pipeline_stages(mode, tied):
         strict=True,
     ):
         assert_same_main_grads(actual, expected)
+
+
+@pytest.mark.needs("refusal")
+@MODES
+def test_deferred_weight_gradients_are_refused(subject, mode):
+    """Pipelines may collect what the head's weight gradient is made of and multiply it in the cool-down phase.
+
+    The fused head leaves nothing there, and the drain of an empty collection is a bare IndexError at the end of a step.
+    """
+    model = build(Shape(dtype=torch.float32))
+    model.config.defer_embedding_wgrad_compute = True
+    with pytest.raises(Exception, match=r"defer_embedding_wgrad_compute.*Next step:"), patched(subject, model, mode):
+        pass

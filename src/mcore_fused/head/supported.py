@@ -178,6 +178,12 @@ def _check_config(config: Any) -> None:
             "logits.",
             "set cross_entropy_loss_fusion=False: the fused head replaces it, including MTP's losses.",
         )
+    if getattr(config, "defer_embedding_wgrad_compute", False):
+        raise UnsupportedConfigError(
+            "config.defer_embedding_wgrad_compute collects the output layer's inputs and the gradients of its logits "
+            "for a later product, and the fused head has no gradients of logits.",
+            "set defer_embedding_wgrad_compute=False: the fused head adds its weight gradient to main_grad at once.",
+        )
     for name in _LOGIT_TRANSFORMS:
         value = getattr(config, name, None)
         if value not in (None, 0, 0.0, 1.0, False):
