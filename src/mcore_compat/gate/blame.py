@@ -6,10 +6,11 @@ those are judged in its place.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
+from mcore_compat.files.untrusted import parsed_json
 from mcore_compat.matrix.inventory import check_of
 
 __all__ = ["upstream_failures"]
@@ -46,15 +47,21 @@ def upstream_failures(lines: Iterable[str]) -> frozenset[str]:
     blamed: dict[str, bool] = {}
     for line in lines:
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if not isinstance(event, dict) or event.get("outcome") != "failed" or not event.get("nodeid"):
-            continue
-        upstream = all(
-            bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
-            for frames in _stacks(event.get("longrepr"))
-        )
-        check = check_of(str(event["nodeid"]))
-        blamed[check] = blamed.get(check, True) and upstream
+            found = _blame(parsed_json(line))
+        except (ValueError, TypeError, AttributeError, LookupError):
+            continue  # a cell can write anything there; what cannot be read blames nobody
+        if found is not None:
+            check, upstream = found
+            blamed[check] = blamed.get(check, True) and upstream
     return frozenset(check for check, upstream in blamed.items() if upstream)
+
+
+def _blame(event: Any) -> tuple[str, bool] | None:
+    """The check of one report of a failure, and whether upstream is to blame for it; None: it is another report."""
+    if event.get("outcome") != "failed" or not event.get("nodeid"):
+        return None
+    upstream = all(
+        bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
+        for frames in _stacks(event.get("longrepr"))
+    )
+    return check_of(str(event["nodeid"])), upstream

@@ -13,6 +13,7 @@ from typing import Literal
 from mcore_compat.contract.model import Contract
 from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
 from mcore_compat.contract.source.candidate import Candidate
+from mcore_compat.files.untrusted import read_bounded
 from mcore_compat.gate.blame import upstream_failures
 from mcore_compat.gate.built import BuiltLane, build_all
 from mcore_compat.gate.compare import contract_change, excused, pair_cells
@@ -28,6 +29,7 @@ from mcore_compat.pipeline.run_folder import RunFolder, new_run_id
 from mcore_compat.pipeline.session import RunOptions, Session, prepare
 from mcore_compat.project import Project
 from mcore_compat.results import CellResult, Report
+from mcore_compat.run.suite import LOG_LIMIT
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["GateRun", "GateStep", "Judged", "run_gate"]
@@ -228,10 +230,10 @@ def _reproduced(lines: Sequence[Lines], cell: Cell, lane: Lane, host: Mapping[st
 
 
 def _upstream_failures(log: Path) -> frozenset[str]:
-    if not log.is_file():
+    try:
+        return upstream_failures(read_bounded(log, LOG_LIMIT).split("\n"))
+    except OSError:
         return frozenset()
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        return upstream_failures(lines)
 
 
 def _side(candidate: Candidate, contract: Contract, nearest: str, cell: CellResult | None) -> Side:

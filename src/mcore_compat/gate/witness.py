@@ -8,9 +8,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from mcore_compat.contract.rules.compare import Finding, FindingState
+from mcore_compat.files.untrusted import parsed_json, printable
 from mcore_compat.gate.model import WitnessState
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
@@ -20,6 +21,7 @@ __all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
 
 Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
+_NOTE = 2000
 _LIMIT_S = 180
 # Read, never imported here: it needs torch, which only the cells must have.
 _PRELUDE = Path(__file__).with_name("witness_prelude.py")
@@ -128,10 +130,22 @@ def run_witnesses(
         )
     outcomes = [Outcome("error", "it did not run to its end") for _ in witnesses]
     for line in finished.output.splitlines():
-        if line.startswith(_MARK):
-            index, result, note = json.loads(line.removeprefix(_MARK))
-            outcomes[index] = Outcome(result, note)
+        if line.startswith(_MARK) and (said := _said(line.removeprefix(_MARK))) is not None:
+            index, outcome = said
+            if 0 <= index < len(outcomes):
+                outcomes[index] = outcome
     return outcomes
+
+
+def _said(text: str) -> tuple[int, Outcome] | None:
+    """Which reproducer ended how; None if the line is not one of the driver's own."""
+    try:
+        index, result, note = parsed_json(text)
+    except (ValueError, TypeError):
+        return None
+    if type(index) is not int or result not in get_args(Result) or not isinstance(note, str):
+        return None
+    return index, Outcome(result, printable(note, _NOTE))
 
 
 def judge_witness(state: FindingState, before: Outcome, after: Outcome) -> WitnessState:

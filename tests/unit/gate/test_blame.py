@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mcore_compat.gate.blame import upstream_failures
+from mcore_compat.gate.witness import _said
 
 SUITE = "tests/compat/test_parallel.py"
 MEGATRON = ".cells/candidate/venv/lib/python3.12/site-packages/megatron/core/transformer/multi_token_prediction.py"
@@ -58,3 +59,34 @@ def test_a_chained_traceback_is_judged_whole():
 def test_one_case_of_ours_makes_the_check_ours():
     assert not _is_upstream(_event(SUITE, MEGATRON), _event(SUITE, OURS, nodeid=f"{SUITE}::test_a[y]"))
     assert _is_upstream("not json", _event(SUITE, MEGATRON), json.dumps({"outcome": "passed", "nodeid": "x"}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 200_000 + "]" * 200_000,
+        "[1]",
+        "7",
+        '{"outcome": "failed", "nodeid": "a.py::b", "longrepr": {"reprtraceback": [1, 2]}}',
+        '{"outcome": "failed", "nodeid": "a.py::b", "longrepr": {"reprtraceback": {"reprentries": [{"data": 3}]}}}',
+    ],
+    ids=["nested", "a list", "a number", "a list as traceback", "a number as data"],
+)
+def test_a_line_of_another_shape_blames_nobody(line):
+    assert upstream_failures([line, ""]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('[0, "pass", ""]', True),
+        ('[0, "green", ""]', False),
+        ('["0", "pass", ""]', False),
+        ('[0, "pass"]', False),
+        ('{"a": 1}', False),
+        ("[" * 100_000, False),
+        ('[0, "fail", 7]', False),
+    ],
+)
+def test_only_the_driver_s_own_lines_are_outcomes(text, right):
+    assert (_said(text) is not None) is right
