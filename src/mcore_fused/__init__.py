@@ -35,13 +35,6 @@ from mcore_fused.frameworks.registry import (
     get_mcore_forward_fused_model_engine_fn,
     register_architecture,
 )
-from mcore_fused.frameworks.verl_packing import (
-    postprocess_packed_seqs,
-    postprocess_packed_seqs_for_dict_output,
-    postprocess_thd_engine,
-    preprocess_packed_seqs,
-    preprocess_thd_engine,
-)
 from mcore_fused.kernel import (
     KernelLaunches,
     PolicyLoss,
@@ -57,6 +50,11 @@ from mcore_fused.packing import (
     PackingLayout,
     PackingSettings,
     packed_seq_params,
+    postprocess_packed_seqs,
+    postprocess_packed_seqs_for_dict_output,
+    postprocess_thd_engine,
+    preprocess_packed_seqs,
+    preprocess_thd_engine,
 )
 from mcore_fused.patch import (
     call_fused_forward,

@@ -3,6 +3,13 @@
 from mcore_fused.packing.layout import IGNORE_INDEX, PackingLayout
 from mcore_fused.packing.megatron import ParallelGroups, layout_of, packed_seq_params, parallel_groups
 from mcore_fused.packing.settings import FP8_ROW_MULTIPLES, ContextParallelLayout, PackingSettings
+from mcore_fused.packing.verl_packing import (
+    postprocess_packed_seqs,
+    postprocess_packed_seqs_for_dict_output,
+    postprocess_thd_engine,
+    preprocess_packed_seqs,
+    preprocess_thd_engine,
+)
 
 __all__ = [
     "FP8_ROW_MULTIPLES",
@@ -14,4 +21,9 @@ __all__ = [
     "layout_of",
     "packed_seq_params",
     "parallel_groups",
+    "postprocess_packed_seqs",
+    "postprocess_packed_seqs_for_dict_output",
+    "postprocess_thd_engine",
+    "preprocess_packed_seqs",
+    "preprocess_thd_engine",
 ]
