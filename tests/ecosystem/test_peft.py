@@ -138,6 +138,20 @@ def test_adapters_on_the_head_are_refused(subject, hold, mode, targets):
     assert vars(model) == before
 
 
+@HELD
+@MODES
+def test_adapters_put_on_the_head_after_patching_are_refused(subject, hold, mode):
+    """The call is refused as patching would have been: the adapter is named, and nothing else is met first."""
+    from mcore_fused.errors import UnsupportedOutputLayerError
+
+    model, batch = build(Shape()), batch_for(97, 2, 5)
+    subject.patch(model, mode)
+    held = hold(model, lora_config("output_layer"))
+    with pytest.raises(UnsupportedOutputLayerError, match=r"LoraOnMegatronLinear.*megatron-core.*Next step:"):
+        subject.call(held, *batch.inputs, labels=batch.labels)
+    subject.unpatch(held)
+
+
 @MODES
 def test_a_merged_head_is_supported(subject, mode):
     """``merge_and_unload`` puts the adapter into the head's weight, and the plain layer back."""

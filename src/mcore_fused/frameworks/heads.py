@@ -26,7 +26,7 @@ class Head(Protocol):
     def __call__(
         self, model: nn.Module, keywords: Mapping[str, Any], labels: torch.Tensor, temperature: float | torch.Tensor
     ) -> FusedForwardOutput:
-        """Log-probs and entropy ``[1, local_tokens]``, at least fp32; 0 where a label is ignored."""
+        """Return log-probs and entropy ``[1, local_tokens]``, at least fp32; 0 at ignored labels."""
 
 
 class FusedHead:
@@ -43,7 +43,7 @@ class FusedHead:
             result = _first(call_fused_forward(model, temperature=temperature, labels=labels, **keywords))
         if not isinstance(result, FusedForwardOutput):
             raise FusionDidNotRunError(
-                f"{qualified_name(model)} returned a {qualified_name(result)} in place of the fused output.",
+                f"{qualified_name(model)} returned a {qualified_name(result)} instead of the fused output.",
                 "an outer model that rewrites its language model's result cannot be called fused.",
             )
         return result
@@ -86,7 +86,7 @@ def _logits_beside_mtp(
     """Stock logits ``[batch, seq, vocabulary shard]`` of a call in which MTP computes its loss.
 
     Without labels releases to 0.16 fail in MTP, 0.17 and 0.18 leave its loss out, and 0.19 makes labels from the ids,
-    whatever the caller masked. With labels the model returns its loss in place of logits; so for the one call, on this
+    whatever the caller masked. With labels the model returns its loss instead of logits; so for the one call, on this
     instance, its loss method returns the logits that it is given for these labels.
     """
     with get_lock(inner):

@@ -39,9 +39,9 @@ __all__ = [
     "router_mask",
 ]
 
-# Keys that data loaders put among the multi-modal inputs for their own bookkeeping; no model reads them.
+# Keys that data loaders add to the multi-modal inputs for their own bookkeeping; no model reads them.
 _NOT_MODEL_INPUTS = frozenset({"images_seqlens"})
-# Vision-language models that put image embeddings in place of their marks and pack nothing: packed ids are theirs.
+# Vision-language models that replace image tokens by embeddings and do not pack: they take packed ids.
 _TAKES_PACKED_IDS = frozenset({"megatron.core.models.multimodal.llava_model.LLaVAModel"})
 
 
@@ -108,7 +108,7 @@ def _fp8_recipe(config: Any) -> str | None:
 
 
 def check_packs_by_itself(chain: WrapperChain) -> None:
-    """Refuse to hand a padded batch to a model that would take it for a packed one.
+    """Refuse to pass a padded batch to a model that would treat it as packed.
 
     Raises:
         UnsupportedModelError: a wrapper of the chain is known to pack nothing.
@@ -217,7 +217,7 @@ def position_ids_for(stage: Stage, layout: PackingLayout, given: torch.Tensor | 
         ``[1, local_tokens]``, or ``[axes, 1, local_tokens]`` for multi-axis rope.
 
     Raises:
-        PackingError: the positions do not fit the batch, or their axes cannot be told from their rows.
+        PackingError: the positions do not fit the batch, or their axes cannot be distinguished from their rows.
     """
     if given is not None and not given.is_nested and given.dim() == 3:
         if given.shape[0] == given.shape[1]:
@@ -230,7 +230,7 @@ def position_ids_for(stage: Stage, layout: PackingLayout, given: torch.Tensor | 
 
 
 def _check_axes_come_first(layout: PackingLayout, given: torch.Tensor) -> None:
-    """Refuse ``[rows, axes, width]`` where there are as many rows as axes, so that the shape does not tell them apart.
+    """Refuse ``[rows, axes, width]`` if there are as many rows as axes, so that the shape is ambiguous.
 
     Text has the same position on every axis, and every row starts and ends with text. Axes come first if that holds
     for them and images are seen in this reading; the check reads the device in this one case only.

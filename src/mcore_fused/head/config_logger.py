@@ -1,8 +1,8 @@
-"""Megatron's config logger, kept: the fused forward logs what stock would, with fused outputs for logits.
+"""Megatron's config logger: a fused forward logs what stock logs, with the fused outputs instead of logits.
 
-Stock saves ``input_and_logits.rank_*.iter*.pth`` with the key ``logits``; without logits that key holds
-``{"log_probs", "entropy"}``. In legacy mode upstream's own code does the saving, and the deferred handle
-pickles as that dictionary; in hook mode the hook returns before upstream's logging, so it is done here.
+Stock saves ``input_and_logits.rank_*.iter*.pth`` with the key ``logits``; in a fused call that key holds
+``{"log_probs", "entropy"}``. In legacy mode upstream's own code saves the file, and the deferred handle pickles as
+that dictionary; in hook mode the hook returns before upstream's logging, so this module saves it.
 Source: ``megatron/core/config_logger.py`` and the end of ``GPTModel._postprocess``, 0.12 to 0.19.
 """
 
@@ -22,7 +22,7 @@ _LOGGED_INPUTS = ("input_ids", "position_ids", "attention_mask", "decoder_input"
 
 
 def fused_payload(output: FusedForwardOutput | torch.Tensor) -> dict[str, torch.Tensor]:
-    """What stands in for the logits on disk: detached ``log_probs`` and ``entropy``, ``[batch, seq]`` each."""
+    """Return what is saved instead of logits: detached ``log_probs`` and ``entropy``, ``[batch, seq]`` each."""
     log_probs, entropy = (
         (output.log_probs, output.entropy) if isinstance(output, FusedForwardOutput) else output.unbind(0)
     )
@@ -30,7 +30,7 @@ def fused_payload(output: FusedForwardOutput | torch.Tensor) -> dict[str, torch.
 
 
 def log_hook_payload(hook: Mapping[str, Any], output: FusedForwardOutput | torch.Tensor) -> None:
-    """Save inputs and fused outputs where the model's config asks for it; nothing otherwise."""
+    """Save inputs and fused outputs if the model's config asks for it."""
     config = hook.get("config")
     if not getattr(config, "config_logger_dir", ""):
         return

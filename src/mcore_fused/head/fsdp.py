@@ -1,7 +1,7 @@
-"""Weights that parameter sharding holds: torch's ``fully_shard`` (FSDP2) and Megatron-FSDP.
+"""Weights under parameter sharding: torch's ``fully_shard`` (FSDP2) and Megatron-FSDP.
 
-Between calls such a weight is a DTensor, of which this rank has a piece. Inside a call of the module that its unit
-belongs to it is a plain tensor. Both ways of sharding are known by what they leave on modules and parameters.
+Between calls such a weight is a DTensor, of which this rank holds a part. Inside a call of its unit's module it is a
+plain tensor. Both kinds of sharding are recognised by marks on modules and parameters.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def is_sharding_hook(hook: Callable[..., Any]) -> bool:
 
 
 def is_shard(weight: torch.Tensor) -> bool:
-    """Whether this rank holds only a piece of ``weight``."""
+    """Whether this rank holds only a part of ``weight``."""
     return any(kind.__name__ == "DTensor" for kind in type(weight).__mro__)
 
 
 def is_megatron_fsdp_weight(weight: torch.Tensor) -> bool:
-    """Whether Megatron-FSDP looks after this parameter, sharded or gathered."""
+    """Whether Megatron-FSDP manages this parameter, sharded or gathered."""
     return bool(getattr(weight, _MEGATRON_FSDP_MARK, False))
 
 
 def owned_by_unit(weight: torch.Tensor, around: Iterable[nn.Module]) -> bool:
-    """Whether sharding that gathers its weights by hooks is seen on the weight, or on one of the modules around it."""
+    """Whether the weight, or one of the modules around it, is marked by sharding that gathers weights in hooks."""
     return any(getattr(weight, mark, False) for mark in _MARKS) or any(map(_is_unit, around))
 
 
@@ -64,10 +64,10 @@ def check_gathered(weight: torch.Tensor, *, shared: bool) -> None:
 
     Args:
         weight: the weight of the product.
-        shared: the model handed it over: it is the embedding's.
+        shared: whether the model handed it over, because it is the embedding's.
 
     Raises:
-        UnsupportedOutputLayerError: nobody has gathered it.
+        UnsupportedOutputLayerError: it was not gathered.
     """
     if not is_shard(weight):
         return
@@ -85,7 +85,7 @@ def check_gathered(weight: torch.Tensor, *, shared: bool) -> None:
 
 
 def free_gathered(layer: nn.Module) -> None:
-    """After a failed call, put a layer that is an FSDP2 unit of its own back to its shard."""
+    """After a failed call, reshard a layer that is an FSDP2 unit of its own."""
     reshard = getattr(layer, "reshard", None)
     if _is_unit(layer) and callable(reshard):
         reshard()

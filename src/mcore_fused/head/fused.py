@@ -26,7 +26,7 @@ _INTEGER = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 def fused_head(
     logits: DeferredLogits, labels: torch.Tensor, context: FusedOutputProcessorContext
 ) -> FusedForwardOutput | torch.Tensor:
-    """Per-token log-probs and entropy of the model's own labels.
+    """Compute per-token log-probs and entropy of the model's own labels.
 
     Args:
         logits: the deferred head; ``hidden`` is ``[seq, batch, hidden]`` (a shard of seq under sequence parallelism).
@@ -34,7 +34,7 @@ def fused_head(
         context: settings of this call.
 
     Returns:
-        :class:`FusedForwardOutput`, or ``[2, batch, seq]`` when the context asks for a single tensor.
+        :class:`FusedForwardOutput`, or ``[2, batch, seq]`` if the context asks for a single tensor.
 
     Raises:
         CallArgumentError: labels or temperature do not match the hidden states' rows.
@@ -55,7 +55,7 @@ def fused_head(
 
 
 def fused_loss(logits: DeferredLogits, labels: torch.Tensor, context: FusedOutputProcessorContext) -> torch.Tensor:
-    """Per-token cross entropy ``[batch, seq]`` of other labels (MTP's rolled ones), at temperature 1 as stock."""
+    """Compute the per-token loss ``[batch, seq]`` of other labels (MTP's rolled ones), at temperature 1 as stock."""
     log_probs, _ = _run(logits, labels, 1.0, context)
     return -log_probs
 
@@ -107,7 +107,7 @@ def _run(
 
 
 def _vocab_shard(layer: nn.Module, weight: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, int] | None:
-    """Where the shard lies, if the layer is split evenly, as Megatron's layers are; None asks the other ranks."""
+    """Return first row and total rows of an evenly split shard; None if the other ranks must be asked."""
     if group is None:
         return None
     rows, ranks = weight.shape[0], dist.get_world_size(group)

@@ -57,10 +57,10 @@ def reduce_gradient(hidden: torch.Tensor, group: distributed.ProcessGroup) -> to
 
 
 def tensor_parallel_group(layer: nn.Module) -> distributed.ProcessGroup | None:
-    """The group over which this layer's vocabulary is sharded; None when it is not.
+    """Return the group over which this layer's vocabulary is sharded; None if it is not.
 
-    The layer's own group where it has one (``tp_group``, megatron-core 0.13 and later), because a model built
-    with explicit process groups may differ from the global ones; the global group before that.
+    This is the layer's own group if it has one (``tp_group``, megatron-core 0.13 and later), because a model built
+    with explicit process groups may differ from the global ones; otherwise the global group.
     """
     group = getattr(layer, "tp_group", None)
     if group is None:

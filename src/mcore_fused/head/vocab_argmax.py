@@ -1,8 +1,8 @@
-"""Largest logit and its column for every token, without holding the logits.
+"""Largest logit and its column per token, without materialising the logits.
 
 megatron-core 0.19 counts how many of MTP's predictions would have been accepted, by ``argmax`` of MTP's logits
 (``_compute_mtp_acceptance_counts`` in ``transformer/multi_token_prediction.py``). Those logits are deferred too,
-so the maximum is taken chunk by chunk of the vocabulary. Logging only: no gradient.
+so the maximum is computed in chunks of the vocabulary. It is used for logging only and has no gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def vocabulary_maximum(
     scale: float,
     sequence_group: torch.distributed.ProcessGroup | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maximum over this rank's vocabulary shard.
+    """Compute the maximum over this rank's vocabulary shard.
 
     Args:
         hidden: ``[seq, batch, hidden]``, a shard of seq when ``sequence_group`` is given.

@@ -1,1 +1,1 @@
-"""Find the model below its wrappers, and change one instance only."""
+"""Find the model below its wrappers, read its signatures, and change one instance only."""

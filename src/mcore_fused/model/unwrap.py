@@ -1,8 +1,8 @@
-"""Walk from what a framework holds to the model that owns the head.
+"""Find the language model that owns the head, below its wrappers.
 
 A framework holds ``DDP(Float16Module(GPTModel))``, a list of such chunks, a VLM with a ``.language_model``, or a
-PEFT model around any of them. All facts (config, head, stage) are read from the innermost language model.
-Known wrappers are data; an unknown one is refused by name rather than guessed at.
+PEFT model around any of them. Config, head and stage are always read from the innermost language model. Known
+wrappers are listed below; an unknown one is refused by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRANSPARENT: dict[str, str] = {
     "megatron.core.distributed.torch_fully_sharded_data_parallel.TorchFullyShardedDataParallel": "module",
     "megatron.core.distributed.custom_fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "module",
     "megatron.core.distributed.fsdp.mcore_fsdp_adapter.FullyShardedDataParallel": "module",
-    # Upstream's main made the name above a function that chooses between two classes; the second is not proved here.
+    # On upstream's main the name above is a function that chooses between two classes; the second is not tested here.
     "megatron.core.distributed.fsdp.mcore_fsdp_adapter.FullyShardedDataParallelV1": "module",
     "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp.MegatronFSDP": "module",
     "megatron_fsdp.megatron_fsdp.MegatronFSDP": "module",
@@ -30,7 +30,7 @@ _TRANSPARENT: dict[str, str] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
 }
-# These look for tensors in what the model returns, and find none in anything but a tensor, a tuple or a list.
+# These look for tensors in the model's output, and find them only in a tensor, a tuple or a list.
 _TENSORS_ONLY = frozenset(
     {
         "megatron.core.distributed.custom_fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",
@@ -38,7 +38,7 @@ _TENSORS_ONLY = frozenset(
         "megatron_fsdp.megatron_fsdp.MegatronFSDP",
     }
 )
-# These have a forward of their own that need not hand unknown keywords on to what they hold.
+# These have a forward of their own that may not pass unknown keywords on to the module inside.
 _OPAQUE: dict[str, str] = {
     "peft.peft_model.PeftModel": "base_model",
     "peft.tuners.tuners_utils.BaseTuner": "model",
@@ -50,11 +50,11 @@ class WrapperChain:
     """One chunk, from the outermost wrapper to the language model.
 
     Attributes:
-        outer: what the caller holds and calls.
+        outer: the object that the caller holds and calls.
         model: the language model that owns config, stage and head.
-        wrappers: what lies between, outermost first.
-        transparent: True when every wrapper hands unknown keywords on to ``model``.
-        tensors_only: True when a wrapper works on the tensors that the model returns and knows no dataclass.
+        wrappers: the modules around ``model``, outermost first.
+        transparent: whether every wrapper passes unknown keywords on to ``model``.
+        tensors_only: whether a wrapper supports only tensors, tuples and lists as the model's output.
     """
 
     outer: nn.Module
@@ -65,12 +65,12 @@ class WrapperChain:
 
 
 def register_wrapper(class_name: str, attribute: str, *, transparent: bool) -> None:
-    """Teach the walk a wrapper class.
+    """Register a wrapper class.
 
     Args:
-        class_name: qualified name, ``package.module.Class``; subclasses are covered.
+        class_name: qualified name, ``package.module.Class``; subclasses are included.
         attribute: attribute that holds the wrapped module.
-        transparent: whether its ``forward`` hands unknown keywords on unchanged.
+        transparent: whether its ``forward`` passes unknown keywords on unchanged.
     """
     (_TRANSPARENT if transparent else _OPAQUE)[class_name] = attribute
 
@@ -88,15 +88,15 @@ def _wrapped_attribute(module: nn.Module) -> tuple[str, bool] | None:
 
 
 def _is_language_model(module: nn.Module) -> bool:
-    # Asked of the class: PEFT's wrappers hand every attribute that they lack on to what they hold.
+    # Looked up on the class: PEFT's wrappers delegate attributes that they lack to the module inside.
     return callable(getattr(type(module), "compute_language_model_loss", None)) and hasattr(module, "post_process")
 
 
 def unwrap_chain(model: nn.Module) -> WrapperChain:
-    """Walk one model chunk down to its language model.
+    """Return the wrapper chain of one model chunk.
 
     Raises:
-        UnsupportedModelError: something on the way is neither a known wrapper nor a language model, or not a module.
+        UnsupportedModelError: an object of the chain is neither a known wrapper nor a language model, or no module.
     """
     wrappers: list[nn.Module] = []
     transparent = True
@@ -114,7 +114,7 @@ def unwrap_chain(model: nn.Module) -> WrapperChain:
             raise UnsupportedModelError(
                 f"{qualified_name(current)} is neither a known wrapper nor a Megatron language model"
                 + (f" (reached through {' > '.join(type(w).__name__ for w in wrappers)})." if wrappers else "."),
-                "pass the inner GPTModel, or teach the walk with mcore_fused.register_wrapper(...).",
+                "pass the inner GPTModel, or register the wrapper with mcore_fused.register_wrapper(...).",
             )
         wrappers.append(current)
         attribute, hands_on = step
@@ -123,12 +123,12 @@ def unwrap_chain(model: nn.Module) -> WrapperChain:
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The language model inside ``model``; see :func:`unwrap_chain` for what is refused."""
+    """Return the language model inside ``model``; see :func:`unwrap_chain` for what is refused."""
     return unwrap_chain(model).model
 
 
 def get_chunks(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
-    """A model or a list of virtual-pipeline chunks, as a tuple of chunks.
+    """Return a model, or a list of virtual-pipeline chunks, as a tuple of chunks.
 
     Raises:
         UnsupportedModelError: an empty list.

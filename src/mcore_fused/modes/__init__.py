@@ -1,1 +1,1 @@
-"""Which of the two modes a model gets, and both modes."""
+"""The two modes, and the decision between them."""

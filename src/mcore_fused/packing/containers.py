@@ -1,4 +1,4 @@
-"""The containers a batch comes in, each seen as one flat stream of elements."""
+"""The containers of a batch, each as one flat stream of elements."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Container", "jagged_container", "lengths_container", "padded_contain
 
 @dataclass(frozen=True, eq=False)
 class Container:
-    """How row tokens lie in the caller's tensors, and how results are given back.
+    """Where row tokens are in the caller's tensors, and how results are returned.
 
     Attributes:
         kind: ``jagged``: ``torch.jagged`` nested tensors, or their flat values ``[tokens, ...]``;
             ``padded``: dense ``[rows, width, ...]`` with a mask.
         rows: rows of the batch.
         tokens: real tokens of the batch.
-        offsets: ``[rows + 1]``, start of each row in the stream of real tokens. The caller's own tensor where
-            there is one: torch only combines two jagged tensors that share their offsets.
-        positions: ``[tokens]`` int64, where each real token lies in the flattened dense tensor; None when the
+        offsets: ``[rows + 1]``, start of each row in the stream of real tokens. The caller's own tensor if
+            there is one: torch combines two jagged tensors only if they share their offsets.
+        positions: ``[tokens]`` int64, index of each real token in the flattened dense tensor; None if the
             stream has no gaps.
         width: second dimension of a padded batch.
     """
@@ -37,10 +37,10 @@ class Container:
     width: int = 0
 
     def flatten(self, source: torch.Tensor, what: str) -> torch.Tensor:
-        """See ``source`` as ``[elements, ...]``.
+        """Return ``source`` as ``[elements, ...]``.
 
         Raises:
-            PackingError: the tensor is not of this batch: other container, rows, width, lengths or device.
+            PackingError: the tensor does not match the batch: container, rows, width, lengths or device.
         """
         if source.device != self.offsets.device:
             raise PackingError(
@@ -118,7 +118,7 @@ def jagged_container(nested: torch.Tensor) -> tuple[Container, tuple[int, ...]]:
 
 
 def padded_container(mask: torch.Tensor) -> tuple[Container, tuple[int, ...]]:
-    """Read a padded batch's mask, True at real tokens wherever they lie; two copies to the host in all.
+    """Read a padded batch's mask, True at real tokens; costs two copies to the host.
 
     Raises:
         PackingError: the mask is not a dense ``[rows, width]`` tensor of 0 and 1.

@@ -1,4 +1,4 @@
-"""The packing layout: made once from the row lengths, then used for everything that travels with the batch."""
+"""The packing layout: built once from the row lengths, then used for every tensor of the batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MOST_SLOTS = 2**31 - 2  # boundaries and indices are int32, and one past the en
 
 @dataclass(frozen=True, eq=False)
 class PackingLayout:
-    """One packed (THD) micro-batch as one context-parallel rank holds it; immutable, made once, carried along.
+    """One packed (THD) micro-batch as one context-parallel rank holds it; immutable.
 
-    Real and padded boundaries are separate: which slots exist follows the padded ones, which slots count
-    follows the real ones. Make it with :meth:`from_lengths`, :meth:`from_nested`, :meth:`from_mask` or
+    Real and padded boundaries are separate: the padded ones decide which slots exist, the real ones which slots
+    count. Build it with :meth:`from_lengths`, :meth:`from_nested`, :meth:`from_mask` or
     :meth:`from_boundaries`. Row lengths reach the host once there; nothing after that synchronises with the
     device, except value checks of a temperature tensor and the comparison of a foreign jagged tensor's offsets.
 
@@ -40,7 +40,7 @@ class PackingLayout:
             whole batch needs (FP8 alignment, bucket, smallest shard, a batch without any token).
         cu_seqlens: ``[len(padded_lengths) + 1]`` int32, real boundaries.
         cu_seqlens_padded: the same shape, padded boundaries in the global buffer.
-        container: where the caller's tokens lie.
+        container: where the caller's tokens are.
         slots: index tensors of this rank's slots.
     """
 
@@ -78,7 +78,7 @@ class PackingLayout:
             fp8_recipe: None, ``delayed``, ``tensorwise``, ``mxfp8`` or ``blockwise``.
             min_local_rows: fewest slots of a rank.
             pad_to_length_bucket: multiple of the global padded length.
-            device: where the index tensors live; by default that of ``lengths``, else the CPU.
+            device: device of the index tensors; by default that of ``lengths``, else the CPU.
 
         Raises:
             PackingError: no rows, a negative length, or impossible settings.
@@ -149,7 +149,7 @@ class PackingLayout:
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors live."""
+        """Device of the index tensors."""
         return self.cu_seqlens.device
 
     @property
@@ -179,7 +179,7 @@ class PackingLayout:
 
     @property
     def padding_mask(self) -> torch.Tensor:
-        """``[1, local_tokens]`` bool: True where a slot holds no real token (Megatron's ``padding_mask``)."""
+        """``[1, local_tokens]`` bool: True at slots without a real token (Megatron's ``padding_mask``)."""
         return self.slots.gap.clone().unsqueeze(0)
 
     def for_rank(self, cp_rank: int) -> PackingLayout:
@@ -225,7 +225,7 @@ class PackingLayout:
             labels: token ids in the batch's container.
             shift: each slot gets the next token of its own row, the last of a row nothing; False when the
                 caller has already shifted.
-            mask: in the same container, False where a label is not to count (it moves with its label).
+            mask: in the same container, False at labels that do not count (it moves with its label).
             ignore_index: label of padding, of the last slot of a row and of masked labels.
         """
         flat = self.container.flatten(labels, "labels")

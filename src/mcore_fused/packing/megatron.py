@@ -92,13 +92,13 @@ def packed_seq_params(
     groups: ParallelGroups | None = None,
     boundaries: Literal["padded", "real"] = "padded",
 ) -> Any:
-    """Megatron's ``PackedSeqParams`` of a layout, from the fields that the installed release has.
+    """Return Megatron's ``PackedSeqParams`` of a layout, with the fields that the installed release has.
 
-    The layout travels with it: :func:`layout_of` gives it back, so that packing and unpacking cannot disagree.
+    The layout is attached to it: :func:`layout_of` returns it, so that packing and unpacking cannot disagree.
 
     Args:
         layout: the packed batch.
-        groups: where it is split; needed for dynamic context parallelism.
+        groups: the ranks over which it is split; needed for dynamic context parallelism.
         boundaries: what attention takes as rows. ``padded`` (as verl does) is right in every release: padding
             follows its row's tokens, which causal attention never lets look ahead, and MLA (to 0.14) and the
             label roll of MTP (0.16 to 0.19) cut the physical buffer by ``cu_seqlens_q``. ``real`` gives
@@ -144,10 +144,10 @@ def packed_seq_params(
 
 
 def layout_of(params: object) -> PackingLayout:
-    """The layout that :func:`packed_seq_params` was given.
+    """Return the layout that :func:`packed_seq_params` was given.
 
     Raises:
-        PackingError: somebody else made this object, so nothing says how its batch was packed.
+        PackingError: the object was not made by this package, so its packing is unknown.
     """
     layout = getattr(params, _LAYOUT_ATTRIBUTE, None)
     if not isinstance(layout, PackingLayout):

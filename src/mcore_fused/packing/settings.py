@@ -1,4 +1,4 @@
-"""What decides how a packed batch is padded and split: the parallel setup and the alignment rules."""
+"""Settings that decide how a packed batch is padded and split: the parallel setup and the alignment rules."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class PackingSettings:
     def total_multiple(self) -> int:
         """Multiple of the global padded length.
 
-        FP8 alignment is asked of what one rank multiplies, its own slice after both splits: a global length
-        that is a multiple of the block says nothing about the slices.
+        FP8 alignment applies to what one rank multiplies, its own slice after both splits: a global length
+        that is a multiple of the block does not imply it for the slices.
         """
         block = FP8_ROW_MULTIPLES[self.fp8_recipe] if self.fp8_recipe is not None else 1
         shards = self.cp_size * self.sequence_shards

@@ -1,9 +1,9 @@
-"""Index arithmetic of a packed batch: which token lies in which slot of which rank. Pure tensor functions.
+"""Index arithmetic of a packed batch: which token is in which slot of which rank. Pure tensor functions.
 
 A packed buffer is a sequence of runs: stretches of slots whose tokens follow one another in their row. Per-run
-numbers are small tables; one repeat spreads them over the slots, so the work for each slot is a handful of
-additions, whatever the layout, and no size is ever asked of the device. All of it is int32, as boundaries are:
-the arithmetic is bound by memory traffic.
+numbers are small tables; one repeat spreads them over the slots, so the work per slot is a few additions for every
+layout, and no size is read from the device. All indices are int32, like the boundaries, because the arithmetic is
+bound by memory traffic.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class SlotTable:
         run: run of each slot.
         run_row: row of each run, counting a filler row.
         run_offset: what to add to a slot of each run to get its position inside its padded row.
-        source: element of the flattened source; any element where there is none.
-        gap: True where no real token lies.
-        next_source: element of the next token of the same row; any element where there is none.
-        next_gap: True where the slot's token has no next one in its row, or there is no token.
+        source: element of the flattened source; any element if there is none.
+        gap: True at slots without a real token.
+        next_source: element of the next token of the same row; any element if there is none.
+        next_gap: True if the slot's token has no next one in its row, or the slot has no token.
         unpack: for each real token, its slot in the concatenation of all ranks' shards.
     """
 
@@ -97,12 +97,12 @@ class SlotTable:
 
 
 def build_slots(table: RowTable, settings: PackingSettings, positions: torch.Tensor | None) -> SlotTable:
-    """Make all index tensors without asking the device for a number.
+    """Build all index tensors without reading a number from the device.
 
     Args:
         table: per-row numbers.
         settings: parallel setup; decides which slots are this rank's.
-        positions: where real tokens lie in a dense source, None when they lie one after the other.
+        positions: indices of the real tokens in a dense source; None if they are contiguous.
     """
     local_tokens = table.total_tokens // settings.cp_size
     row, begin, count = _local_runs(table, settings)
@@ -149,7 +149,7 @@ def _local_runs(table: RowTable, settings: PackingSettings) -> tuple[torch.Tenso
 
 
 def _unpack_index(table: RowTable, settings: PackingSettings) -> torch.Tensor:
-    """For each real token of the batch, its slot in the shards of all ranks laid one after the other."""
+    """Return, per real token of the batch, its slot in the concatenated shards of all ranks."""
     cp_size = settings.cp_size
     if cp_size == 1 or settings.cp_layout == "contiguous":
         first, count = table.padded_starts, table.lengths
@@ -166,12 +166,12 @@ def _unpack_index(table: RowTable, settings: PackingSettings) -> torch.Tensor:
 
 
 def _starts(count: torch.Tensor) -> torch.Tensor:
-    """Where each run starts when runs follow one another."""
+    """Return where each run starts if runs follow one another."""
     return count.cumsum(dim=0, dtype=torch.int32) - count
 
 
 def _spread(offset: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
-    """Each slot's own number plus the offset of its run."""
+    """Return each slot's own number plus the offset of its run."""
     slots = torch.arange(run.shape[0], dtype=torch.int32, device=run.device)
     return slots.add_(offset.index_select(0, run))
 

@@ -1,8 +1,8 @@
-"""Packing functions under the names that RL frameworks (verl) import, thin over :class:`PackingLayout`.
+"""Packing functions under the names that verl and other RL frameworks import; a thin layer over PackingLayout.
 
-They take their parallel setup from Megatron's parallel state, as verl's do. Differences, all on the safe side:
-a rolled tensor never holds another row's token, padding of a roll never wraps to the row's start, and a result
-can only be unpacked with the ``packed_seq_params`` of its own batch.
+They read the parallel setup from Megatron's parallel state, as verl's do. Differences, all on the safe side: a rolled
+tensor never contains another row's token, a roll never wraps around to the start of its row, and a result can only be
+unpacked with the ``packed_seq_params`` of its own batch.
 """
 
 from __future__ import annotations
