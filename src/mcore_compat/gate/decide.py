@@ -97,6 +97,7 @@ def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFindi
     modes = sorted({mode for f in new for mode in f.consequence if mode != "copy"})
     known = candidate.cell is not None and not candidate.cell.id.startswith("candidate")
     keep = "" if known else "; add it to compat_matrix/matrix.toml, so that nightly runs keep it"
+    keep += f", but read first why it was withdrawn ({candidate.note})" if candidate.note else ""
     if verdict is Verdict.OK:
         return f"Move to {candidate.name}{keep}."
     if verdict is Verdict.DRIFT:

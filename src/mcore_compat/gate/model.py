@@ -67,6 +67,7 @@ class Side(_Record):
         name: as the caller named it, without absolute paths.
         nearest: release whose contract is nearest; stands in for a version wherever one is needed as a label.
         modes: mode of each model class, by the contract alone.
+        note: what else is to be known of it, such as that it was yanked.
         cell: what running it gave, or None.
     """
 
@@ -77,6 +78,7 @@ class Side(_Record):
     commit: str | None = None
     nearest: str | None = None
     modes: dict[str, str | None] = {}
+    note: str = ""
     cell: CellResult | None = None
 
 

@@ -183,8 +183,8 @@ def build_report(
 ) -> GateReport:
     """The gate's report from everything that is known."""
     findings = (*(_as_gate_finding(f, outcomes.get(n)) for n, f in enumerate(static)), *pairs)
-    old = _side(sides.baseline, sides.old, sides.old.name, results.get("old"))
-    new = _side(sides.candidate, sides.new, sides.nearest, results.get("new"))
+    old = _side(sides, sides.baseline, sides.old, sides.old.name, results.get("old"))
+    new = _side(sides, sides.candidate, sides.new, sides.nearest, results.get("new"))
     verdict, reason = decide(old, new, tiers, findings)
     return GateReport(
         run_id=run_id,
@@ -236,7 +236,7 @@ def _upstream_failures(log: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _side(candidate: Candidate, contract: Contract, nearest: str, cell: CellResult | None) -> Side:
+def _side(sides: Sides, candidate: Candidate, contract: Contract, nearest: str, cell: CellResult | None) -> Side:
     return Side(
         name=candidate.label,
         kind=candidate.kind.value,
@@ -245,6 +245,7 @@ def _side(candidate: Candidate, contract: Contract, nearest: str, cell: CellResu
         commit=contract.labels.commit,
         nearest=nearest,
         modes=expected_modes(contract),
+        note=sides.withdrawn.get(candidate.version or "", ""),
         cell=cell,
     )
 

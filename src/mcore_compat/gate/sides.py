@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mcore_compat.contract.extract.surface import extract
@@ -26,7 +26,11 @@ __all__ = ["Sides", "earlier_reports", "known_reports", "paired_cells", "read_si
 
 @dataclass(frozen=True)
 class Sides:
-    """Both megatron-cores, read."""
+    """Both megatron-cores, read.
+
+    Attributes:
+        withdrawn: yanked releases, each with the index's reason.
+    """
 
     matrix: Matrix
     rules: tuple[Rule, ...]
@@ -35,6 +39,7 @@ class Sides:
     candidate: Candidate
     old: Contract
     new: Contract
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nearest(self) -> str:
@@ -62,7 +67,8 @@ def read_sides(project: Project, candidate: str, baseline: str | None, reports: 
 
     asked = parse_candidate(candidate)
     compared = parse_candidate(baseline or baseline_version(matrix, reports, asked.version))
-    return Sides(matrix, rules, snapshots, compared, asked, contract_of(compared), contract_of(asked))
+    withdrawn = {r.version: f"yanked: {r.yanked or 'no reason given'}" for r in releases if r.yanked is not None}
+    return Sides(matrix, rules, snapshots, compared, asked, contract_of(compared), contract_of(asked), withdrawn)
 
 
 def static_findings(sides: Sides) -> tuple[Finding, ...]:

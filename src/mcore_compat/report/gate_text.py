@@ -19,7 +19,8 @@ _MARKDOWN_CHECKS = 20
 
 
 def _labels(side: Side) -> str:
-    said = [f"distribution {side.distribution or 'without metadata'}"]
+    said = [side.note] if side.note else []
+    said += [f"distribution {side.distribution or 'without metadata'}"]
     if side.attribute != side.distribution:
         said.append(f"__version__ {side.attribute or 'not found'}")
     if side.commit:

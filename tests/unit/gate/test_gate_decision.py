@@ -249,6 +249,15 @@ def test_failing_checks_are_below_the_finding_that_they_name():
     assert [len(c.checks) for c in gate_causes(report([found, twice, *named]))] == [0, 0, 75]
 
 
+def test_a_withdrawn_candidate_is_called_so():
+    yanked = side("0.18.1", cell("0.18.1")).model_copy(update={"note": "yanked: broken metadata"})
+    words = next_step_of(Verdict.OK, yanked, [])
+    assert words == "Move to 0.18.1, but read first why it was withdrawn (yanked: broken metadata)."
+    made = report([]).model_copy(update={"candidate": yanked})
+    assert "0.18.1 (yanked: broken metadata, distribution" in text(made)
+    assert "yanked: broken metadata" in markdown(made)
+
+
 def test_a_gate_without_cells_names_the_next_step():
     words = next_step_of(Verdict.UNPROVEN, side("new"), [])
     assert words == "Run the gate without --static: only cells that ran can make it green."

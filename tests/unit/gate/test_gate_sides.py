@@ -184,3 +184,9 @@ def test_the_static_commands(monkeypatch, capsys, arguments, code, said):
     ended, out, _ = call(monkeypatch, capsys, *arguments, "--root", str(ROOT))
     assert ended == code
     assert said in out
+
+
+def test_a_yanked_release_is_known_as_one():
+    sides = read_sides(Project.at(ROOT), "0.18.2", "0.18.0", ())
+    assert sides.withdrawn["0.18.1"].startswith("yanked: ")
+    assert not {sides.baseline.version, sides.candidate.version} & sides.withdrawn.keys()
