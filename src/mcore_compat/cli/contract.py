@@ -154,7 +154,7 @@ def scan_branches(
 
 @app.command()
 def snapshot(
-    versions: Annotated[list[str] | None, typer.Argument(help="Releases; none: all that have a snapshot.")] = None,
+    versions: Annotated[list[str] | None, typer.Argument(help="A new release, or several; default: all.")] = None,
     verify: Annotated[bool, typer.Option("--check", help="Compare with the committed files, write nothing.")] = False,
     root: Root = None,
 ) -> None:

@@ -120,7 +120,7 @@ def test_labels_that_disagree_are_shown_side_by_side():
 
 def test_the_hook_rule_names_what_the_processor_needs():
     source = (ROOT / "src/mcore_fused/modes/hook.py").read_text()
-    names, required = _assigned(source, "HOOK_KEYWORDS"), _assigned(source, "_REQUIRED")
+    names, required = _assigned(source, "HOOK_KEYWORDS"), _assigned(source, "REQUIRED_KEYWORDS")
     count = next(n.value for n in ast.walk(required) if isinstance(n, ast.Constant) and isinstance(n.value, int))
     rule = next(rule for rule in RULES if rule.id == "hook-keyword-missing")
     assert sorted(rule.arguments["names"]) == sorted(ast.literal_eval(names)[:count])

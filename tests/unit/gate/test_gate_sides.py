@@ -147,7 +147,7 @@ def test_the_command_judges_without_running_when_asked_to(tmp_path, monkeypatch,
     paths = ["--root", str(ROOT), "--report-dir", str(tmp_path / "reports")]
     code, out, _ = call(monkeypatch, capsys, "gate", str(tmp_path / "fork"), "--static", "--baseline", "0.18.2", *paths)
     assert code == 1
-    assert out.startswith("BREAK: ")
+    assert "\nBREAK (failed): " in out
     assert "hook-keyword-missing" in out
     (written,) = (tmp_path / "reports").rglob("gate.json")
     assert json.loads(written.read_text())["verdict"] == "break"

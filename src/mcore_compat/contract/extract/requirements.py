@@ -101,10 +101,10 @@ def import_items(index: ModuleIndex) -> Iterator[Item]:
             if path is None or path in seen:
                 continue
             seen.add(path)
-            for name, line, guarded in _imports(index.syntax(path).body, part, path.endswith("__init__.py")):
+            imports = _RequiredImports(part, path.endswith("__init__.py"))
+            imports.visit(index.syntax(path))
+            for name, line in imports.found:
                 top = name.partition(".")[0]
-                if guarded:  # whatever fails in there is caught, or never reached
-                    continue
                 if top == "megatron":
                     queue.append(name)
                 elif top not in sys.stdlib_module_names:
@@ -118,32 +118,42 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def _imports(
-    body: list[ast.stmt], own: str, is_package: bool, guarded: bool = False
-) -> Iterator[tuple[str, int, bool]]:
-    """Modules imported when a module body runs: name, line, and whether that is optional."""
-    for statement in body:
-        if isinstance(statement, ast.Import):
-            yield from ((alias.name, statement.lineno, guarded) for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom):
-            base = absolute_module(statement, own, is_package)
-            yield base, statement.lineno, guarded
-            if base.startswith("megatron"):  # the imported name may be a submodule
-                yield from ((f"{base}.{alias.name}", statement.lineno, guarded) for alias in statement.names)
-        elif isinstance(statement, ast.Try):
-            caught = any(_catches_import_error(handler) for handler in statement.handlers)
-            yield from _imports(statement.body, own, is_package, guarded or caught)
-            for handler in statement.handlers:
-                yield from _imports(handler.body, own, is_package, guarded=True)
-            yield from _imports([*statement.orelse, *statement.finalbody], own, is_package, guarded or caught)
-        elif isinstance(statement, ast.If):
-            test = ast.unparse(statement.test)
-            if "TYPE_CHECKING" in test:
-                continue
-            optional = guarded or bool(_OPTIONAL_GUARDS.search(test))
-            yield from _imports([*statement.body, *statement.orelse], own, is_package, optional)
-        elif isinstance(statement, ast.ClassDef | ast.With):
-            yield from _imports(statement.body, own, is_package, guarded)
+class _RequiredImports(ast.NodeVisitor):
+    """Modules that must be there when a module body runs; what an error handler or a guard makes optional is left out.
+
+    Attributes:
+        found: module name and line.
+    """
+
+    def __init__(self, own: str, is_package: bool) -> None:
+        self._own = own
+        self._is_package = is_package
+        self.found: list[tuple[str, int]] = []
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found += [(alias.name, node.lineno) for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = absolute_module(node, self._own, self._is_package)
+        self.found.append((base, node.lineno))
+        if base.startswith("megatron"):  # the imported name may be a submodule
+            self.found += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
+
+    def visit_Try(self, node: ast.Try) -> None:
+        if not any(_catches_import_error(handler) for handler in node.handlers):
+            for statement in (*node.body, *node.orelse, *node.finalbody):
+                self.visit(statement)
+
+    def visit_If(self, node: ast.If) -> None:
+        if not _OPTIONAL_GUARDS.search(ast.unparse(node.test)):
+            for statement in (*node.body, *node.orelse):
+                self.visit(statement)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Nothing in it runs on import."""
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """Nothing in it runs on import."""
 
 
 def _catches_import_error(handler: ast.ExceptHandler) -> bool:

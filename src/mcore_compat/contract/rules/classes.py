@@ -48,7 +48,7 @@ class ReleaseClass:
 
 
 def _digest(contract: Contract, rules: Iterable[Rule]) -> str:
-    binding = [rule for rule in rules if rule.way in _BINDING and rule.level != "info" and not rule.is_change]
+    binding = [rule for rule in rules if rule.direction in _BINDING and rule.level != "info" and not rule.is_change]
     facts = {
         item.id: item.value
         for item in contract.items.values()

@@ -63,7 +63,7 @@ class Rule(DataModel):
     """One thing that can be wrong, or change, and what it means for us."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    direction: Annotated[str, Field(pattern="^(call|replace|called-by|read)$")]
+    direction: Annotated[Direction, Field(strict=False)]
     level: Level
     items: Annotated[list[str], Field(min_length=1, description="ids of contract items, * allowed")]
     at: Annotated[str | None, Field(description="key inside the item's value that is looked at")] = None
@@ -93,11 +93,6 @@ class Rule(DataModel):
     def is_change(self) -> bool:
         """Whether the rule compares two values; otherwise it judges one."""
         return self.check in CHANGES
-
-    @property
-    def way(self) -> Direction:
-        """The direction as a value."""
-        return Direction(self.direction)
 
     def concerns(self, item_id: str) -> bool:
         """Whether the rule looks at an item."""
