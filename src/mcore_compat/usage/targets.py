@@ -7,13 +7,13 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, NoSuchCandidateError, parse_candidate
 from mcore_compat.errors import UsageError
+from mcore_compat.project import Project
 from mcore_compat.releases import Release, load_releases
 from mcore_compat.usage.bisect import with_first_commits
 from mcore_compat.usage.check import Side
@@ -53,13 +53,10 @@ def lists_folder() -> Path:
 
 
 def _data_file(name: str) -> Path:
-    here = Path.cwd().resolve()
-    package = Path(str(resources.files("mcore_compat")))
-    for folder in (here, *here.parents, package / "data", package.parents[1]):
-        path = folder / "compat_matrix" / name
-        if path.exists():
-            return path
-    raise UsageError(f"There is no compat_matrix/{name} here.", "run inside a checkout of the project.")
+    path = Project.readable().data / name
+    if not path.exists():
+        raise UsageError(f"{name} is missing in {path.parent}.", "Restore it, or run in another folder.")
+    return path
 
 
 def named_megatrons(texts: Sequence[str], releases: Sequence[Release]) -> list[Candidate]:
