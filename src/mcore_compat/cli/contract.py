@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.version import Version
 
 from mcore_compat.contract.explain import Comparison, as_json, as_markdown, as_text
 from mcore_compat.contract.extract.surface import extract
@@ -17,8 +18,9 @@ from mcore_compat.contract.rules.compare import check_contract, compare_contract
 from mcore_compat.contract.rules.predicates import shown
 from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.scan import as_line, scan
-from mcore_compat.contract.snapshots import load_snapshots, save_snapshot, snapshot_path
+from mcore_compat.contract.snapshots import load_snapshots, save_snapshot, snapshot_path, sorted_names
 from mcore_compat.contract.source.candidate import CandidateKind, open_candidate, parse_candidate
+from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.project import Project
 from mcore_compat.releases import IndexUnreachableError, Release, load_releases
 from mcore_compat.verdicts import ExitCode
@@ -152,9 +154,15 @@ def scan_branches(
     typer.echo(f"{total} branches: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
 
 
+def _judged_releases(matrix: Path) -> set[str]:
+    """Releases of the matrix: each needs a contract, or it is a class of its own."""
+    cells = load_matrix(matrix).cells if matrix.is_file() else ()
+    return {str(Version(cell.megatron_core)) for cell in cells if cell.source is None}
+
+
 @app.command()
 def snapshot(
-    versions: Annotated[list[str] | None, typer.Argument(help="A new release, or several; default: all.")] = None,
+    versions: Annotated[list[str] | None, typer.Argument(help="Default: all committed, and the matrix's.")] = None,
     verify: Annotated[bool, typer.Option("--check", help="Compare with the committed files, write nothing.")] = False,
     root: Root = None,
 ) -> None:
@@ -166,7 +174,7 @@ def snapshot(
     releases = load_releases(data / "releases.json")
     folder = data / "contracts"
     stale, unread = [], []
-    names = versions or list(load_snapshots(folder))
+    names = versions or sorted_names({*load_snapshots(folder), *_judged_releases(data / "matrix.toml")})
     for name in names:
         try:
             tree = open_candidate(parse_candidate(f"megatron-core=={name}"), releases)

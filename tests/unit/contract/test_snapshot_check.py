@@ -100,3 +100,14 @@ def test_the_index_of_the_cells_is_the_index_of_the_contracts(monkeypatch, name)
         with pytest.raises(IndexUnreachableError):
             index_module.fetch_releases()
     assert asked == [index_module.PYPI_SIMPLE_ENDPOINT, "http://127.0.0.1:9/simple/"]
+
+
+def test_a_release_of_the_matrix_without_a_snapshot_is_stale(checkout, capsys):
+    """Nothing else would say that a new release has no contract."""
+    root, _ = checkout
+    text = (DATA / "matrix.toml").read_text()
+    head, *cells = text.split("[[cell]]\n")
+    kept = [cell for cell in cells if 'id = "0.19.0"' in cell or 'id = "0.19.2"' in cell]
+    (root / "compat_matrix" / "matrix.toml").write_text("[[cell]]\n".join([head, *kept]))
+    assert check(root) == 1
+    assert capsys.readouterr().out == "0.18.0: same\n0.18.2: same\n0.19.0: differs\n0.19.2: same\n"
