@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from mcore_compat.cli import gate as gate_cli
 from mcore_compat.cli import main as cli
+from mcore_compat.cli import run as run_cli
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.sides import known_reports
 from mcore_compat.judge.cell import judge_cell
@@ -155,7 +156,7 @@ def test_the_command_line_refuses_it_first(command, monkeypatch):
     def never(*_arguments, **_options):
         raise AssertionError("something was prepared")
 
-    monkeypatch.setattr(cli, "prepare", never)
+    monkeypatch.setattr(run_cli, "prepare", never)
     monkeypatch.setattr(gate_cli, "read_sides", never)
     result = CliRunner().invoke(cli.app, [*command, "--subject", "stok"])
     assert isinstance(result.exception, UsageError)
