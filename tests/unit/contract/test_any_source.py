@@ -70,3 +70,13 @@ def test_missing_modules_are_read_as_missing(gone):
     if "megatron/core/models/gpt/gpt_model.py" in gone:
         assert "model-missing" in new
         assert contract.value("gpt.class") is None
+
+
+def test_an_expression_of_any_depth_is_read_or_refused():
+    for terms in (300, 1500, 20_000):
+        sum_of_many = " + ".join(["1"] * terms)
+        tree = edited(("        output_weight = None\n", f"        output_weight = None\n        n = {sum_of_many}\n"))
+        try:
+            assert extract(tree, "deep").items
+        except CandidateSyntaxError as error:
+            assert error.next_step  # noqa: PT017  either outcome is right

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from mcore_compat.contract.extract.head import model_items, multi_token_items
-from mcore_compat.contract.extract.modules import ClassRef, FunctionRef, ModuleIndex
+from mcore_compat.contract.extract.modules import CandidateSyntaxError, ClassRef, FunctionRef, ModuleIndex
 from mcore_compat.contract.extract.replaced import binding_items, replaced_items
 from mcore_compat.contract.extract.requirements import extra_items, import_items, metadata_items, version_labels
 from mcore_compat.contract.extract.value_flow import calls, keywords_of, text
@@ -83,11 +83,18 @@ def extract(tree: SourceTree, name: str | None = None) -> Contract:
     """Read the whole contract of a source tree; nothing in it is run.
 
     Raises:
-        CandidateSyntaxError: a module that we depend on does not parse.
+        CandidateSyntaxError: a module that we depend on does not parse, or is nested too deeply.
     """
     index = ModuleIndex(tree)
     labels = version_labels(tree)
-    return Contract.of(name or labels.distribution or tree.name, labels, list(_items(index)))
+    try:
+        items = list(_items(index))
+    except RecursionError as error:
+        raise CandidateSyntaxError(
+            f"{tree.name} has an expression that is nested too deeply to be read.",
+            "Look at what this source is; no megatron-core has one.",
+        ) from error
+    return Contract.of(name or labels.distribution or tree.name, labels, items)
 
 
 def _items(index: ModuleIndex) -> Iterator[Item]:

@@ -49,9 +49,11 @@ def text(node: ast.AST) -> str:
 
 def walk_in_order(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all inside it, in source order; unlike line numbers this also holds for inlined code."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from walk_in_order(child)
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        waiting.extend(reversed(list(ast.iter_child_nodes(current))))
 
 
 def calls(scope: ast.AST | Sequence[ast.AST]) -> Iterator[ast.Call]:
