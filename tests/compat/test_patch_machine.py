@@ -255,7 +255,8 @@ class PatchMachine(RuleBasedStateMachine):
 PatchMachine.TestCase.settings = hypothesis.settings(
     max_examples=max(10, hypothesis.settings().max_examples // 2), stateful_step_count=25
 )
-TestPatchMachine = pytest.mark.needs("legacy", "refusal")(PatchMachine.TestCase)
+TestPatchMachine = PatchMachine.TestCase
+TestPatchMachine.pytestmark = [pytest.mark.needs("legacy", "refusal")]
 
 
 @pytest.mark.needs("legacy")

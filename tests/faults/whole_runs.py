@@ -21,6 +21,7 @@ from places import RELEASES, Outcome
 KEPT = {"test_mup.py": ("test_mup_multiplier",), "test_numbers.py": ("test_ignored_labels_are_exactly_zero",)}
 # How many cases each has, as an inventory declares them.
 CASES = {"test_mup_multiplier": 12, "test_ignored_labels_are_exactly_zero": 2}
+CONTROL = "test_numbers.py::test_ignored_labels_are_exactly_zero"
 LIMIT_S = 600
 GREEN = Fault("(nothing planted)", "nothing is planted", "", "run", "", (), verdict="ok")
 
@@ -86,5 +87,6 @@ def _suite(fault: Fault, folder: Path) -> Path:
 
 def _inventory() -> str:
     checks = [(f"{file}::{name}", CASES[name]) for file, names in KEPT.items() for name in names]
-    head = 'schema_version = 1\n\n[evidence]\ncpu = ["kernel_launches"]\nhook = ["hook_calls"]\n'
+    head = f'schema_version = 1\ncontrols = ["{CONTROL}"]\n\n'
+    head += '[evidence]\ncpu = ["kernel_launches"]\nhook = ["hook_calls"]\n'
     return head + "".join(f'\n[[check]]\nid = "{check}"\ncases = {cases}\n' for check, cases in checks)

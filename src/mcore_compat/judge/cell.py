@@ -117,7 +117,7 @@ def _judged(
         *complaints.of_completeness(run),
         *complaints.of_inventory(run, declared, exceptions),
         *complaints.of_cases(cell, run, inventory),
-        *complaints.of_controls(run, inventory),
+        *complaints.of_controls(run, inventory, subject),
         *complaints.of_evidence(cell, run, inventory, subject),
         *corrected,
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),

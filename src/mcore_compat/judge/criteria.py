@@ -271,8 +271,11 @@ def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expe
         )
 
 
-def of_controls(run: SuiteRun, inventory: Inventory) -> Iterable[Finding]:
-    """Every declared control must have failed: what cannot fail in this environment proves nothing in it."""
+def of_controls(run: SuiteRun, inventory: Inventory, subject: ChosenSubject) -> Iterable[Finding]:
+    """Every declared control must have failed: what cannot fail in this environment proves nothing in it.
+
+    A control about something that another subject lacks does not apply to it.
+    """
     if run.facts is None:
         return
     step = "Something in the environment makes failures pass: a plugin, a start-up file, a changed comparison."
@@ -280,7 +283,7 @@ def of_controls(run: SuiteRun, inventory: Inventory) -> Iterable[Finding]:
     if passed:
         message = f"checks pass against a subject that is wrong on purpose: {_listed(passed)}"
         yield found(Verdict.UNPROVEN, "control-passed", message, step)
-    absent = sorted(set(inventory.controls) - run.facts.controls.keys())
+    absent = sorted(set(inventory.controls) - run.facts.controls.keys() - not_applicable(run, subject))
     if absent:
         message = f"controls did not run: {_listed(absent)}"
         yield found(Verdict.UNPROVEN, "control-missing", message, "Read the cell's output.log; a suite runs them last.")

@@ -18,6 +18,7 @@ from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -166,7 +167,8 @@ def config_for(shape: Shape, **overrides: Any) -> Any:
             "moe_router_topk": _EXPERTS_PER_TOKEN,
             "moe_ffn_hidden_size": shape.hidden,
             "moe_aux_loss_coeff": 0.0,
-            "moe_token_dispatcher_type": "alltoall",
+            # The other dispatcher hands its split sizes as CPU tensors to a collective that wants lists.
+            "moe_token_dispatcher_type": "allgather" if DEVICE.type == "cpu" else "alltoall",
             "expert_model_parallel_size": shape.ep,
             "expert_tensor_parallel_size": 1,
             "add_bias_linear": False,
@@ -203,16 +205,14 @@ def build(shape: Shape, *, cls: type | None = None, attention: type | None = Non
         **overrides: further fields of the model's config.
     """
     torch.manual_seed(shape.seed)
+    if shape.experts and not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # 0.13 to 0.16 test it without defining it on hosts without Transformer Engine
     config = config_for(shape, **overrides)
     spec = layer_spec(shape, attention)
     extra = {}
     if shape.mtp:
         mtp_layer = spec.layer_specs[0] if isinstance(spec, TransformerBlockSubmodules) else spec
-        extra["mtp_block_spec"] = (
-            gpt_layer_specs.get_gpt_mtp_block_spec(config, mtp_layer, use_transformer_engine=False)
-            if shape.post_process
-            else None
-        )
+        extra["mtp_block_spec"] = _mtp_spec(shape, config, mtp_layer) if shape.post_process else None
     model = (cls or GPTModel)(
         config=config,
         transformer_layer_spec=spec,
@@ -226,6 +226,15 @@ def build(shape: Shape, *, cls: type | None = None, attention: type | None = Non
     )
     spread_the_logits(model)
     return model.to(device=DEVICE, dtype=shape.dtype)
+
+
+def _mtp_spec(shape: Shape, config: Any, layer: Any) -> Any:
+    spec = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
+    if shape.sequence_parallel:
+        for depth in spec.layer_specs:
+            norms = depth.submodules
+            norms.enorm = norms.hnorm = norms.layer_norm = SequenceParallelLayerNorm
+    return spec
 
 
 def spread_the_logits(model: nn.Module) -> None:

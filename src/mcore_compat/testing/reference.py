@@ -23,7 +23,7 @@ class StockResult:
     Attributes:
         log_probs: ``[batch, seq]``, float64.
         entropy: ``[batch, seq]``, float64.
-        logits: ``[seq, batch, vocab]`` as handed to the loss.
+        logits: ``[seq, batch, vocab]`` as handed to the loss; of all ranks if the vocabulary is split over ranks.
         loss: ``[batch, seq]``, the cross entropy that stock returns.
     """
 
@@ -82,10 +82,22 @@ def stock_forward(
     finally:
         del model.compute_language_model_loss
     (logits,) = seen
+    logits = _whole_vocabulary(model, logits)
     if isinstance(temperature, Tensor):
         temperature = temperature.transpose(0, 1)
     log_probs, entropy = log_probs_and_entropy(logits, labels.transpose(0, 1), temperature)
     return StockResult(log_probs.transpose(0, 1), entropy.transpose(0, 1), logits, loss)
+
+
+def _whole_vocabulary(model: Any, logits: Tensor) -> Tensor:
+    """Logits of all tensor-parallel ranks, from this rank's; the backward gives each rank its own part back."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    if parallel_state.get_tensor_model_parallel_world_size() == 1 or not getattr(model, "parallel_output", True):
+        return logits
+    whole: Tensor = gather_from_tensor_model_parallel_region(logits)
+    return whole
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

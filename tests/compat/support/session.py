@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from mcore_compat.testing import process_groups  # noqa: E402
 from mcore_compat.testing.cpu_seam import install_cpu_seam  # noqa: E402
-from support import applicable  # noqa: E402
+from support import applicable, controls  # noqa: E402
 from support import facts as cell_facts  # noqa: E402
 
 install_cpu_seam()
@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 
     from support.models.release import features, release_mode
 from support.subjects import load_subject  # noqa: E402
+from support.subjects.spoiled import Spoiled  # noqa: E402
 
 _import_seconds = time.monotonic() - _started
 _SUBJECT = load_subject()
@@ -75,6 +76,9 @@ class _Facts:
     def __init__(self):
         self.collected = []
         self.not_applicable = {}
+        self.controls = {}
+        self.spoiled = False
+        self.evidence = None
         self.started = time.monotonic()
 
     def write(self, *, complete):
@@ -86,13 +90,22 @@ class _Facts:
                 "lacks": applicable.lacks(_SUBJECT, _OFFERED),
                 "not_applicable": self.not_applicable,
                 "mode": self.mode(),
-                "evidence": dict(_SUBJECT.evidence()),
+                "evidence": self.evidence or dict(_SUBJECT.evidence()),
+                "controls": self.controls,
                 "stock": cell_facts.stock(),
                 "collected": self.collected,
                 "seconds": {"imports": round(_import_seconds, 2), "suite": round(time.monotonic() - self.started, 2)},
                 "complete": complete,
             }
         )
+
+    def run_controls(self, session):
+        """The live controls; what they call is no evidence of the subject."""
+        self.evidence, self.spoiled = dict(_SUBJECT.evidence()), True
+        try:
+            self.controls = controls.run(session)
+        finally:
+            self.spoiled = False
 
     def mode(self):
         """The mode found; None where even finding it fails, which test_mode.py then reports check by check."""
@@ -107,6 +120,8 @@ class _Facts:
         self.write(complete=False)
 
     def pytest_sessionfinish(self, session):
+        if "MCORE_COMPAT_CELL_OUT" in os.environ and not session.config.option.collectonly:
+            self.run_controls(session)
         self.write(complete=True)
         if torch.distributed.is_initialized():
             process_groups.stop()
@@ -119,8 +134,9 @@ def pytest_sessionstart(session):
 
 
 @pytest.fixture
-def subject():
-    return _SUBJECT
+def subject(request):
+    facts = request.config.pluginmanager.get_plugin("mcore-compat-facts")
+    return Spoiled(_SUBJECT) if facts.spoiled else _SUBJECT
 
 
 @pytest.fixture(autouse=True)

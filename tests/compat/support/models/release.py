@@ -31,6 +31,15 @@ def features() -> frozenset[str]:
     return frozenset(found)
 
 
+def mtp_takes_packed() -> bool:
+    """Whether multi-token prediction takes packed rows; up to 0.15 its layer asserts that there are none."""
+    if not HAS_MTP:
+        return False
+    from megatron.core.transformer import multi_token_prediction
+
+    return "sequence packing is not yet supported" not in inspect.getsource(multi_token_prediction)
+
+
 def release_mode(subject) -> str | None:
     """The mode that the subject finds on a plain model of this release; None when it has no modes."""
     if "mode" not in subject.capabilities:
