@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import venv
 import zipfile
@@ -30,6 +31,7 @@ from mcore_compat.matrix.cells import Cell, ReasonedVariable
 from mcore_compat.provision import probe
 from mcore_compat.provision.bundle import IMAGE_PACKAGES
 from mcore_compat.provision.child_env import cell_environment
+from mcore_compat.provision.process import run_logged
 from mcore_compat.provision.verify import problems
 from mcore_compat.provision.wheelhouse import Wheelhouse, WheelhouseError, distribution_name, peer_wheel, unpack
 from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
@@ -218,26 +220,25 @@ def _bare_environment(folder: Path) -> Path:
 
 def _probed(cell: Cell, folder: Path, host: Mapping[str, str]) -> EnvironmentFacts | str:
     """The probe's facts, or why there are none."""
-    with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as empty:
-        try:
-            done = subprocess.run(
-                [folder / "venv" / "bin" / "python", "-I", probe.__file__, "--import"],
-                cwd=empty,
-                env=cell_environment(host, cell, home=folder / "home", temporary=Path(empty)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_PROBE_LIMIT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return f"the proof did not end within {_PROBE_LIMIT_S} s"
+    with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as scratch:
+        empty = Path(scratch, "empty")
+        empty.mkdir()
+        done = run_logged(
+            [folder / "venv" / "bin" / "python", "-I", "-B", probe.__file__, "--import"],
+            cwd=empty,
+            env=cell_environment(host, cell, home=folder / "home", temporary=empty),
+            log=Path(scratch, "output.log"),
+            limit_s=_PROBE_LIMIT_S,
+            cancel=threading.Event(),
+        )
+    if done.timed_out:
+        return f"the proof did not end within {_PROBE_LIMIT_S} s"
+    lines = [line for line in done.output.splitlines() if line.strip()]
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
         return f"`import {probe.DEEP_MODULE}` fails in the new environment: {lines[-1] if lines else 'no output'}"
     try:
-        return EnvironmentFacts.model_validate_json(done.stdout.strip().splitlines()[-1])
-    except (ValidationError, IndexError):
+        return EnvironmentFacts.model_validate_json(next(line for line in reversed(lines) if line.startswith("{")))
+    except (ValidationError, StopIteration):
         return "the proof's output cannot be read"
 
 
