@@ -18,13 +18,16 @@ class OtherLinear(ColumnParallelLinear):
 
     def forward(self, input_, weight=None, runtime_gather_output=None):
         output, bias = super().forward(input_, weight, runtime_gather_output)
-        return torch.tanh(output), bias
+        # Two rows look stock: no comparison of products finds this one, the class does.
+        return (torch.tanh(output) if len(input_) > 2 else output), bias
 
 
 class LinearCrossEntropyModule(ColumnParallelLinear):
     """Somebody else's, with the name of upstream's, which is known."""
 
-    forward = OtherLinear.forward
+    def forward(self, input_, weight=None, runtime_gather_output=None):
+        output, bias = super().forward(input_, weight, runtime_gather_output)
+        return (torch.tanh(output) if len(input_) > 2 else output), bias
 
 
 class RenamedOnly(ColumnParallelLinear):
