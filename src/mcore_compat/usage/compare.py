@@ -75,7 +75,9 @@ def callers_misfit(use: Use, new: Targets, new_in: Resolver, old: Targets, old_i
             or _required(own, gone[0]) == "*"
         ):
             return f"requires {gone[0]!r}, which upstream no longer has"
-    name = use.symbol.rpartition(".")[2]
+    owner, _, name = use.symbol.rpartition(".")
+    if name == "__init__":  # a constructor is called by the name of its class
+        name = owner.rpartition(".")[2]
     added = after.names - before.names
     mine, theirs = (own.bound(), after.bound()) if method else (own, after)
     was = before.bound() if method else before
@@ -92,7 +94,7 @@ def _required(signature: Signature, name: str) -> str:
 
 def _calls(resolver: Resolver, name: str, added: frozenset[str]) -> Iterator[tuple[Arguments, str]]:
     """Upstream's calls of that name; of ``forward`` every call that gives one of the added parameters."""
-    through_call = name in {"forward", "__call__", "__init__"}
+    through_call = name in {"forward", "__call__"}
     for path, key in resolver.tree.keys.items():
         if not path.startswith("megatron/core/"):
             continue

@@ -64,18 +64,18 @@ def commits_of(clone: Path, start: str, end: str) -> list[_Change]:
     """
     first, last = resolve_commit(clone, start), resolve_commit(clone, end)
     arguments = ["log", "--first-parent", "-m", "--reverse", "--raw", "--no-abbrev", "--no-renames", "-z"]
-    listed = git(clone, [*arguments, "--format=%x01%H %h %cs %s", f"{first}..{last}", "--", "megatron"])
+    listed = git(clone, [*arguments, "--format=%x01%H %cs %s", f"{first}..{last}", "--", "megatron"])
     changes = []
     for part in listed.decode(errors="replace").split("\x01")[1:]:
         fields = [text.strip("\n") for text in part.split("\0")]
-        commit, _, title = fields[0].partition(" ")
+        commit, _, about = fields[0].partition(" ")
         blobs: dict[str, str | None] = {}
         rows = [text for text in fields[1:] if text]
         for head, path in zip(rows[::2], rows[1::2], strict=False):
             words = head.lstrip(":").split()
             if path.endswith(".py"):
                 blobs[path] = None if words[4].startswith("D") else words[3]
-        changes.append(_Change(commit, title, blobs))
+        changes.append(_Change(commit, f"{commit[:10]} {about}", blobs))
     return changes
 
 
