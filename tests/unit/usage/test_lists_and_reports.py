@@ -122,6 +122,9 @@ def test_an_expectation_silences_and_a_stale_one_is_red(tmp_path):
         stale = apply_expectations(result, load_usage_expectations(expectations(tmp_path, **more)), today)
         assert stale.stale
         assert not stale.clean
+    unused = apply_expectations(report(("1", GOOD)), load_usage_expectations(expectations(tmp_path)), today)
+    assert unused.columns[0].findings == ()
+    assert not unused.clean
     with pytest.raises(ExpectationError):
         load_usage_expectations(expectations(tmp_path, reason="short"))
 
