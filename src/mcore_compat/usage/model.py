@@ -160,7 +160,9 @@ class Signature:
             return ""
         given = by_place | set(arguments.keywords)
         for index, parameter in enumerate(self.parameters):
-            if not parameter.required or parameter.kind in {"*args", "**kwargs"} or parameter.name in given:
+            if not parameter.required or parameter.kind in {"*args", "**kwargs"}:
+                continue
+            if parameter.kind != "/" and parameter.name in given:  # a keyword never reaches a positional-only one
                 continue
             if parameter.kind != "*" and (index < arguments.positional or arguments.open_positional):
                 continue

@@ -77,6 +77,7 @@ def test_a_version_test_is_evaluated_for_the_megatron_at_hand(version, count):
         ("def f(a, b): ...", "m.f(1)", False),
         ("def f(a, *, b): ...", "m.f(1, 2)", False),
         ("def f(a, /): ...", "m.f(a=1)", False),
+        ("def f(a, /, **k): ...", "m.f(a=1)", False),
         ("def f(a): ...", "m.f(1, a=2)", False),
         ("def f(a, **k): ...", "m.f(1, k=2)", True),
         ("def f(*a): ...", "m.f(1, 2, 3)", True),
