@@ -65,7 +65,7 @@ def call(*arguments):
 
 def test_notes_travel_through_files(tmp_path):
     (tmp_path / "compat_matrix").mkdir()
-    (tmp_path / "compat_matrix" / "releases.json").touch()
+    (tmp_path / "compat_matrix" / "matrix.toml").touch()
     (tmp_path / "reports" / "run").mkdir(parents=True)
     (tmp_path / "reports" / "run" / "gate.md").write_text("# break\nwhy\n")
     notes = tmp_path / "notes"

@@ -157,11 +157,16 @@ def test_the_list_survives_the_file_and_what_the_index_drops_stays_explained(tmp
         load_releases(path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "x"
     path.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "chmod", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
