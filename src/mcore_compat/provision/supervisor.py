@@ -41,6 +41,8 @@ def main(descriptor: int) -> None:
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
     job = json.loads(_line(channel))
+    if _closed(channel):
+        return  # the harness died while this process started; another one may be doing the job again
     if _prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
         raise OSError("this kernel has no subreapers")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever wants this to end closes the socket
@@ -58,6 +60,11 @@ def _line(channel: socket.socket) -> bytes:
             os._exit(0)  # the harness has died before it said what to do
         data += piece
     return data
+
+
+def _closed(channel: socket.socket) -> bool:
+    """Whether the harness is gone."""
+    return bool(select.select([channel], [], [], 0)[0]) and not channel.recv(1, socket.MSG_PEEK)
 
 
 class _Watch:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import secrets
 import signal
 import sys
 import time
@@ -16,6 +17,8 @@ from mcore_compat.provision.process import run_logged
 from mcore_compat.verdicts import Verdict
 
 KILLS = 60
+WAITS = 50
+NOTHING_TO_RESUME = 2
 LIMIT_S = 150
 # A daemon of its own session, and a child that would go on for a minute.
 CELL = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\ntime.sleep({seconds})\n"
@@ -28,7 +31,9 @@ def suite_in(log):
         out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-I", "-S", "-c", CELL.format(seconds=random.uniform(0.0, 0.1))]
         env = {"MCORE_COMPAT_KILLED": str(log)}
-        done = run_logged(command, cwd=out, env=env, log=out / "output.log", limit_s=30, cancel=cancel)
+        # A name for each attempt, as the real runner has a folder for each: the last one's supervisor may still end.
+        output = out / f"output-{secrets.token_hex(4)}.log"
+        done = run_logged(command, cwd=out, env=env, log=output, limit_s=30, cancel=cancel)
         with log.open("a", encoding="utf-8") as stream:
             stream.write(f"{cell.id}\n")
         facts = build.suite_facts(cell.megatron_core, mode=cell.expected_mode)
@@ -46,9 +51,14 @@ def forked(work):
         work()
         os._exit(0)
     except UsageError as exc:
-        os._exit(2 if "no interrupted run" in exc.problem else 1)
+        os._exit(NOTHING_TO_RESUME if "no interrupted run" in exc.problem else 1)
     finally:
         os._exit(1)
+
+
+def unfinished(project):
+    """Folders of runs without a report."""
+    return [path.parent for path in project.glob("reports/*/run.json") if not (path.parent / "report.json").exists()]
 
 
 def still_there(log):
@@ -70,7 +80,7 @@ def test_random_kills_lose_no_cell_double_none_and_leave_no_process(project, tmp
     random.seed(seed)
     log = tmp_path / "ended"
     log.touch()
-    kills = runs = 0
+    kills = runs = waits = 0
     begun = time.monotonic()
     while kills < KILLS and time.monotonic() - begun < LIMIT_S:
         resume = runs > 0
@@ -82,6 +92,13 @@ def test_random_kills_lose_no_cell_double_none_and_leave_no_process(project, tmp
         if os.WIFSIGNALED(status):
             kills += 1
             continue
+        if os.WEXITSTATUS(status) == NOTHING_TO_RESUME:
+            # The run before was killed before its folder was there, or its last child has not quite ended.
+            runs = 0 if not unfinished(project) else runs
+            waits += 1
+            assert waits < WAITS, f"seed {seed}: an unfinished run is never resumed"
+            time.sleep(0.1)
+            continue
         # It came to its end before the signal; the report was not yet written, so the next one finds all its cells.
         assert os.WEXITSTATUS(status) == 0, f"seed {seed}"
         for report in project.glob("reports/*/run.json"):
@@ -92,7 +109,7 @@ def test_random_kills_lose_no_cell_double_none_and_leave_no_process(project, tmp
         report, recorder = run(project, resume=runs > 0, suite=suite_in(log))
     except UsageError:
         report, recorder = run(project, suite=suite_in(log))
-    assert report.verdict is Verdict.OK, f"seed {seed}"
+    assert report.verdict is Verdict.OK, f"seed {seed}: {[(c.id, c.reason) for c in report.cells]}"
     assert [cell.id for cell in report.cells] == list(report.planned)
     assert sorted(recorder.judged) == sorted(report.planned)
     until = time.monotonic() + 10
