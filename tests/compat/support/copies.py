@@ -10,6 +10,7 @@ import copy
 import copyreg
 import io
 import pickle
+import sys
 import types
 
 from torch.distributed import ProcessGroup
@@ -42,7 +43,9 @@ def deep_copy(model):
 class _Pickler(pickle.Pickler):
     def persistent_id(self, obj):
         local = isinstance(obj, types.FunctionType) and "<locals>" in obj.__qualname__
-        if not (local or isinstance(obj, ProcessGroup)):
+        # A class that stands for one of a package which is not installed here cannot be imported by its name.
+        nowhere = isinstance(obj, type) and obj.__module__ not in sys.modules
+        if not (local or nowhere or isinstance(obj, ProcessGroup)):
             return None
         _shared[id(obj)] = obj
         return id(obj)
@@ -54,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def through_pickle(model):
-    """``pickle.dumps`` and ``loads`` with process groups and local functions shared."""
+    """``pickle.dumps`` and ``loads`` with process groups, local functions and classes of absent packages shared."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(model)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, layers
+from megatron.core.tensor_parallel import layers
 
 from mcore_compat.testing.reference import log_probs_and_entropy, stock_forward
 from support.models import DEVICE, Shape, batch_for, build
@@ -89,8 +89,6 @@ def _micro_batch(subject, shape, model, chain, kind, mode, seed):
         chain(*batch.inputs).double().logsumexp(-1).sum().backward()
     elif mode == "stock":
         logits = stock_forward(model, *batch.inputs, labels=batch.labels, **kwargs).logits
-        if shape.tp > 1:
-            logits = gather_from_tensor_model_parallel_region(logits)
         values = log_probs_and_entropy(logits, batch.labels.T, 0.7)
         _policy_loss(*(value.T for value in values), batch.labels).backward()
     else:
