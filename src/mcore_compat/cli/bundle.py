@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from mcore_compat.cli.options import Root, Select, selection
 from mcore_compat.errors import UsageError
 from mcore_compat.matrix.cells import load_matrix
-from mcore_compat.matrix.selection import Selection, plan_cells
+from mcore_compat.matrix.selection import plan_cells
 from mcore_compat.project import Project
 from mcore_compat.provision.bundle import LIMIT_BYTES, fetch_peer, make_bundle, unmet
 from mcore_compat.provision.uv import Uv
@@ -23,16 +24,13 @@ _MIB = 1 << 20
 
 
 def bundle(
-    select: Annotated[
-        list[str] | None,
-        typer.Option("--select", "-s", help="Shell pattern over cell ids; repeatable, or separated by commas."),
-    ] = None,
+    select: Select = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the bundle; default: .bundle/.")] = None,
     subject: Annotated[
         list[str] | None,
         typer.Option("--subject", help=f"Carry this published package too: {', '.join(PEERS)}; repeatable."),
     ] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="The project's root.")] = None,
+    root: Root = None,
 ) -> None:
     """Make the offline bundle for GPU hosts. Needs uv and a network."""
     project = Project.find(root)
@@ -41,9 +39,8 @@ def bundle(
         raise UsageError(f"There is no published subject `{unknown[0]}`.", f"Choose from: {', '.join(sorted(PEERS))}.")
     folder = out or project.root / ".bundle"
     matrix = load_matrix(project.matrix_file)
-    patterns = tuple(part for text in select or () for part in text.split(",") if part)
     uv = Uv.find(os.environ)
-    house = make_bundle(project.root, folder, plan_cells(matrix, Selection(patterns=patterns)), matrix.requirements, uv)
+    house = make_bundle(project.root, folder, plan_cells(matrix, selection(select)), matrix.requirements, uv)
     peers = [fetch_peer(folder, PEERS[name], house.python, uv) for name in sorted(set(subject or ()))]
     for group in (house.harness, house.suite):
         missing = unmet(house, group)

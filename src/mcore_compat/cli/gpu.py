@@ -25,8 +25,8 @@ from mcore_compat.cli.options import (
     console,
     interrupt_on_sigterm,
     selection,
-    shown,
 )
+from mcore_compat.cli.run import publish_run
 from mcore_compat.contract.rules.classes import load_classified_matrix
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.run import run_gate
@@ -42,8 +42,6 @@ from mcore_compat.pipeline.session import RunOptions, prepare
 from mcore_compat.project import Project
 from mcore_compat.provision.host_image import read_image
 from mcore_compat.provision.wheelhouse import Wheelhouse
-from mcore_compat.report import terminal
-from mcore_compat.report.write import write_run
 from mcore_compat.results import Report
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT, ChosenSubject, choose_subject
 from mcore_compat.verdicts import ExitCode, exit_code
@@ -106,10 +104,7 @@ def run_lane(
         session = prepare(suite, cells, options, lane, _host())
         with display_for(screen, len(session.cells)) as display:
             report = execute(session, display)
-    write_run(session.folder, report, project.data)
-    session.folder.publish()
-    screen.print(terminal.render(report))
-    screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
+    publish_run(session, report, screen)
     if write_inventory:
         _write_inventory(suite.inventory, report, session.cells)
     raise typer.Exit(fault_caught(report) if fault else exit_code(report.verdict))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from mcore_compat.cli.options import (
     JOBS,
@@ -45,7 +46,7 @@ from mcore_compat.pipeline.execute import execute
 from mcore_compat.pipeline.lanes import IndexLane
 from mcore_compat.pipeline.progress import display_for
 from mcore_compat.pipeline.run_folder import newest_unfinished
-from mcore_compat.pipeline.session import RunOptions, prepare
+from mcore_compat.pipeline.session import RunOptions, Session, prepare
 from mcore_compat.project import Project
 from mcore_compat.report import terminal
 from mcore_compat.report.write import write_run
@@ -54,7 +55,7 @@ from mcore_compat.run.suite_facts import read_facts
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
 from mcore_compat.verdicts import exit_code
 
-__all__ = ["register"]
+__all__ = ["publish_run", "register"]
 
 _COPIES = (
     "note: uv's cache and the environments are on different filesystems, so every environment is a copy of about 5 GB; "
@@ -136,11 +137,17 @@ def run(
         screen.print(_ONE_CELL_REUSE, markup=False)
     with display_for(screen, len(session.cells)) as display:
         report = execute(session, display)
+    publish_run(session, report, screen)
+    raise typer.Exit(exit_code(report.verdict))
+
+
+def publish_run(session: Session, report: Report, screen: Console) -> None:
+    """Write the reports of a run, make them the latest, and print its screen."""
+    project = session.project
     write_run(session.folder, report, project.data)
     session.folder.publish()
     screen.print(terminal.render(report))
     screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
-    raise typer.Exit(exit_code(report.verdict))
 
 
 def _again(

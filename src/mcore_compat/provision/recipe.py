@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 
+from mcore_compat.files.digest import digest_of_file, digest_of_json
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.source import local_path
 
@@ -42,7 +41,7 @@ class Recipe:
         fields = {**self.__dict__, "generation": _GENERATION}
         if not self.without_dependencies:
             del fields["without_dependencies"]  # what has none is what it was before there could be any
-        return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return digest_of_json(fields)
 
 
 def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
@@ -62,6 +61,6 @@ def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
         requirements=tuple(sorted({*own, *common})),
         constraints=tuple(sorted({item.spec for item in cell.constraints})),
         build_megatron=cell.builds_megatron and not is_wheel,
-        source_digest=hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else None,
+        source_digest=digest_of_file(wheel) if wheel is not None else None,
         without_dependencies=tuple(sorted({item.spec for item in cell.without_dependencies})),
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+from typing import ClassVar
+
 from mcore_compat.gate.model import GateFinding, Side, Tier
+from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.results import CellResult, CheckCounts, CheckResult, Finding, MegatronCore
 from mcore_compat.verdicts import Verdict
 
@@ -43,3 +48,30 @@ def side(name: str, judged: CellResult | None = None, modes: dict[str, str | Non
 def contract_finding(state: str = "new", level: str = "break", witness: str = "not run", **given) -> GateFinding:
     fields = {"title": "some-rule", "message": "something moved", "consequence": {"hook": "it fails", "copy": "x"}}
     return GateFinding(origin="contract", state=state, level=level, witness=witness, **(fields | given))
+
+
+class FakeLane:
+    """A lane whose cells are never made: their results are given."""
+
+    wheel = ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
+    roots: ClassVar = {}
+
+    def __init__(self, environments):
+        self.environments = environments
+
+    def adapted(self, cells):
+        return tuple(cells)
+
+    def hold(self, cell, cancel, say):
+        return contextlib.nullcontext(True)
+
+    def provision(self, cell):
+        facts = EnvironmentFacts(
+            python="3.12.1",
+            user_site=False,
+            distributions={},
+            megatron_roots=(),
+            megatron_files=None,
+            subject_files=None,
+        )
+        return Provisioned(0.1, Environment(self.environments / cell.id, facts, "", reused=False))

@@ -8,10 +8,9 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
-from gate_builders import RAN, cell, side
+from gate_builders import RAN, FakeLane, cell, side
 from typer.testing import CliRunner
 
 from mcore_compat.cli import main as cli
@@ -28,7 +27,6 @@ from mcore_compat.gate.witness import Outcome
 from mcore_compat.pipeline.session import RunOptions
 from mcore_compat.project import Project
 from mcore_compat.provision.wheelhouse import Wheel, Wheelhouse, WheelhouseError
-from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.results import Report, SubjectInfo
 from mcore_compat.subjects.selection import choose_subject
 from mcore_compat.verdicts import Verdict
@@ -99,33 +97,6 @@ def _report(*results):
         run_id="r", started="x", seconds=1, verdict=Verdict.OK, suite_sha256="0", profile="gpu", subject=subject,
         planned=tuple(result.id for result in results), cells=results,
     )  # fmt: skip
-
-
-class FakeLane:
-    """A lane whose cells are never made."""
-
-    wheel = ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
-    roots: ClassVar = {}
-
-    def __init__(self, environments):
-        self.environments = environments
-
-    def adapted(self, cells):
-        return tuple(cells)
-
-    def hold(self, cell, cancel, say):
-        return contextlib.nullcontext(True)
-
-    def provision(self, cell):
-        facts = EnvironmentFacts(
-            python="3.12.1",
-            user_site=False,
-            distributions={},
-            megatron_roots=(),
-            megatron_files=None,
-            subject_files=None,
-        )
-        return Provisioned(0.1, Environment(self.environments / cell.id, facts, "", reused=False))
 
 
 def _judged(monkeypatch, tmp_path, *runs, rerun=True):

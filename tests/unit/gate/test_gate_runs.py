@@ -7,10 +7,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
-from gate_builders import cell
+from gate_builders import FakeLane, cell
 
 from mcore_compat.bisect.run import check_runner
 from mcore_compat.bisect.search import first_bad
@@ -23,7 +22,6 @@ from mcore_compat.gate.steps import index_steps
 from mcore_compat.gate.witness import Outcome
 from mcore_compat.pipeline.session import RunOptions
 from mcore_compat.project import Project
-from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
 from mcore_compat.report import gate_text as render
 from mcore_compat.results import CheckResult, Report, SubjectInfo
 from mcore_compat.verdicts import Verdict
@@ -35,33 +33,6 @@ PROJECT = Project.at(ROOT)
 @contextlib.contextmanager
 def no_display(_):
     yield SimpleNamespace(phase=lambda *_: None)
-
-
-class FakeLane:
-    """A lane whose cells are never made: their results are given."""
-
-    wheel = ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
-    roots: ClassVar = {}
-
-    def __init__(self, environments):
-        self.environments = environments
-
-    def adapted(self, cells):
-        return tuple(cells)
-
-    def hold(self, cell, cancel, say):
-        return contextlib.nullcontext(True)
-
-    def provision(self, cell):
-        facts = EnvironmentFacts(
-            python="3.12.1",
-            user_site=False,
-            distributions={},
-            megatron_roots=(),
-            megatron_files=None,
-            subject_files=None,
-        )
-        return Provisioned(0.1, Environment(self.environments / cell.id, facts, "", reused=False))
 
 
 class Cells:
