@@ -40,7 +40,8 @@ def bundle(
     folder = out or project.root / ".bundle"
     matrix = load_matrix(project.matrix_file)
     uv = Uv.find(os.environ)
-    house = make_bundle(project.root, folder, plan_cells(matrix, selection(select)), matrix.requirements, uv)
+    cells = plan_cells(matrix, selection(select, python=matrix.python))
+    house = make_bundle(project.root, folder, cells, matrix.requirements, uv)
     peers = [fetch_peer(folder, PEERS[name], house.python, uv) for name in sorted(set(subject or ()))]
     for group in (house.harness, house.suite):
         missing = unmet(house, group)

@@ -93,7 +93,7 @@ def run_lane(
     suite = project.gpu_parallel if nproc > 1 else project.gpu
     variables = {"MCORE_COMPAT_FAULT": fault} if fault else {}
     variables |= {"MCORE_COMPAT_NPROC": str(nproc)} if nproc > 1 else {}
-    cells = plan_cells(load_classified_matrix(project.data), selection(select))
+    cells = plan_cells(load_classified_matrix(project.data), selection(select, python=house.python))
     interrupt_on_sigterm()
     screen = console()
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:

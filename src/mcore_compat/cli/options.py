@@ -63,14 +63,16 @@ SubjectText = Annotated[
 JOBS = default_jobs()
 
 
-def selection(select: list[str] | None, classes: bool = False, shard: str | None = None) -> Selection:
+def selection(
+    select: list[str] | None, classes: bool = False, shard: str | None = None, python: str | None = None
+) -> Selection:
     """What the options select.
 
     Raises:
         SelectionError: the shard is not written as i/n.
     """
     patterns = tuple(part.strip() for text in select or [] for part in text.split(",") if part.strip())
-    return Selection(patterns=patterns, classes=classes, shard=Shard.parse(shard) if shard else None)
+    return Selection(patterns=patterns, classes=classes, python=python, shard=Shard.parse(shard) if shard else None)
 
 
 def check_profile(profile: str) -> str:

@@ -86,7 +86,7 @@ def watch_candidates(root: Root = None) -> None:
     data = Project.find(root).data
     matrix = load_matrix(data / "matrix.toml")
     known = merge(load_releases(data / "releases.json"), fetch_releases())
-    missing = unknown_to(known, _released(matrix), matrix.cells[0].python)
+    missing = unknown_to(known, _released(matrix), matrix.python)
     listed = upstream_watch.candidates([release.version for release in missing])
     typer.echo(upstream_watch.candidates_as_json(listed))
 

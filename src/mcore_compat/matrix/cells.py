@@ -234,8 +234,14 @@ class MatrixFile(DataModel):
 
 
 class Matrix(DataModel):
-    """The validated matrix."""
+    """The validated matrix.
 
+    Attributes:
+        python: interpreter of the cells that name none.
+        requirements: what every cell's suite needs.
+    """
+
+    python: Python
     requirements: tuple[str, ...]
     cells: tuple[Cell, ...]
 
@@ -252,7 +258,11 @@ def load_matrix(path: Path) -> Matrix:
     """
     file = load_model(path, MatrixFile, MatrixError)
     cells = (entry.completed(file.defaults) for entry in file.cell)
-    return Matrix(requirements=file.defaults.requirements, cells=tuple(_placed(cell, path.parent) for cell in cells))
+    return Matrix(
+        python=file.defaults.python,
+        requirements=file.defaults.requirements,
+        cells=tuple(_placed(cell, path.parent) for cell in cells),
+    )
 
 
 def _placed(cell: Cell, folder: Path) -> Cell:

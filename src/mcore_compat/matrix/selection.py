@@ -50,11 +50,13 @@ class Selection:
     Attributes:
         patterns: shell patterns over cell ids; empty means all.
         classes: one cell (the newest) of each contract class, and every backport.
-        shard: of what the first two leave.
+        python: cells of this interpreter only, for a place that has one interpreter; None means all.
+        shard: of what the others leave.
     """
 
     patterns: tuple[str, ...] = ()
     classes: bool = False
+    python: str | None = None
     shard: Shard | None = None
 
 
@@ -71,6 +73,8 @@ def plan_cells(matrix: Matrix, selection: Selection) -> tuple[Cell, ...]:
     cells = matrix.cells
     if selection.patterns:
         cells = _matching(cells, selection.patterns)
+    if selection.python is not None:
+        cells = _of_interpreter(cells, selection.python)
     if selection.classes:
         cells = _representatives(cells)
     if selection.shard is not None:
@@ -106,6 +110,17 @@ def _matching(cells: tuple[Cell, ...], patterns: tuple[str, ...]) -> tuple[Cell,
             )
         chosen.update(matched)
     return tuple(cell for cell in cells if cell.id in chosen)
+
+
+def _of_interpreter(cells: tuple[Cell, ...], python: str) -> tuple[Cell, ...]:
+    found = tuple(cell for cell in cells if cell.python == python)
+    if not found:
+        others = ", ".join(sorted({cell.python for cell in cells}))
+        raise SelectionError(
+            f"None of the selected cells is for Python {python}; they are for {others}.",
+            "Select other cells; `mcore-compat plan --github` names the interpreter of each.",
+        )
+    return found
 
 
 def _representatives(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcore_compat import versions
 from mcore_compat.errors import InfrastructureError, MissingToolError
 from mcore_compat.files.untrusted import printable
 from mcore_compat.provision.child_env import installer_environment
@@ -151,11 +152,20 @@ class Uv:
         try:
             found = self.call(["python", "find", "--no-project", "--no-python-downloads", "--system", version])
         except UvFailure as exc:
+            managed = self._beside_shims(version)
+            if managed is not None:
+                return managed
             raise MissingToolError(
                 f"No Python {version} interpreter was found on this host ({exc.reason}).",
                 f"Install one, for example with `uv python install {version}` or the system's package manager.",
             ) from exc
         return Path(found.strip())
+
+    def _beside_shims(self, version: str) -> Path | None:
+        """The newest one that pyenv has installed; uv stops at pyenv's shim when that version is not activated."""
+        root = Path(self.env.get("PYENV_ROOT") or Path(self.env.get("HOME", "/nonexistent"), ".pyenv"))
+        found = [path for path in root.glob(f"versions/{version}.*/bin/python{version}") if path.is_file()]
+        return max(found, key=lambda path: versions.sort_key(path.parts[-3]), default=None)
 
 
 def _device(path: Path) -> int:

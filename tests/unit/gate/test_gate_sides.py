@@ -66,7 +66,7 @@ def test_the_baseline_is_the_newest_release_of_the_matrix():
     assert baseline_version(MATRIX, ()) == "0.19.2"
     assert baseline_version(MATRIX, (), "0.19.2") == "0.19.0"
     with pytest.raises(UsageError):
-        baseline_version(Matrix(requirements=(), cells=()), ())
+        baseline_version(Matrix(python="3.12", requirements=(), cells=()), ())
 
 
 def test_a_candidate_is_not_compared_with_itself():

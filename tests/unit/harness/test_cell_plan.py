@@ -26,7 +26,9 @@ def test_all_by_default():
 
 
 def test_patterns_keep_the_order_of_the_matrix():
-    assert ids(patterns=("0.19.*", "0.12.3", "0.19.2")) == ["0.12.3", "0.19.0", "0.19.2"]
+    assert ids(patterns=("0.19.*", "0.12.3", "0.19.2")) == [
+        "0.12.3", "0.19.0", "0.19.2", "0.19.2-py313",
+    ]  # fmt: skip
 
 
 def test_classes_are_the_newest_of_each_and_both_backports():
@@ -34,6 +36,16 @@ def test_classes_are_the_newest_of_each_and_both_backports():
         "0.12.3", "0.13.1", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2",
         "0.17.1-backport-honest", "0.17.1-backport-dishonest",
     ]  # fmt: skip
+
+
+def test_a_place_with_one_interpreter_runs_the_cells_of_that_interpreter():
+    """A GPU host and its bundle have one; the others are left out, also of a pattern that matches them."""
+    assert ids(python="3.12") == [cell.id for cell in MATRIX.cells if cell.python == "3.12"]
+    assert ids(python="3.10", patterns=("0.12.*",)) == ["0.12.3-py310"]
+    assert ids(python="3.12", patterns=("0.12.*",)) == ["0.12.3"]
+    with pytest.raises(SelectionError, match=r"for Python 3\.12; they are for 3\.10\.") as caught:
+        ids(python="3.12", patterns=("*-py310",))
+    assert "plan --github" in caught.value.next_step
 
 
 def test_each_cell_has_the_class_that_its_contract_gives_it():
@@ -54,7 +66,8 @@ def test_another_suite_s_matrix_has_classes_too():
 def test_what_has_no_contract_is_a_class_of_its_own():
     """Nothing says what an unknown release or another source equals, so it is never left out."""
     plain = load_matrix(DATA / "matrix.toml")
-    assert [cell.id for cell in plan_cells(classified(plain, {}), Selection(classes=True))] == IDS
+    releases = [cell.id for cell in plain.cells if cell.python == plain.python]
+    assert [cell.id for cell in plan_cells(classified(plain, {}), Selection(classes=True))] == releases
     known = {"0.18.2": "0.18", "0.18.0": "0.18"}
     fork = plain.cell("0.18.2").model_copy(update={"id": "fork", "source": "/srv/fork.whl"})
     cells = classified(plain.model_copy(update={"cells": (*plain.cells, fork)}), known).cells

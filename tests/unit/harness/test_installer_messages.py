@@ -109,6 +109,18 @@ def test_a_missing_interpreter_is_named_with_a_remedy(tmp_path):
     assert caught.value.exit_code == 3
 
 
+def test_an_interpreter_beside_a_shim_that_leads_nowhere(tmp_path):
+    """uv stops at a shim of pyenv whose version is not activated; the newest of that version is taken itself."""
+    for version in ("3.11.7", "3.11.12", "3.1.9", "3.110.1"):
+        (tmp_path / "versions" / version / "bin").mkdir(parents=True)
+        (tmp_path / "versions" / version / "bin" / f"python{version.rpartition('.')[0]}").touch()
+    refusing = fake_uv(tmp_path, "echo 'pyenv: python3.11: command not found' >&2; exit 2")
+    uv = Uv(refusing.executable, {**refusing.env, "PYENV_ROOT": str(tmp_path)})
+    assert uv.interpreter("3.11") == tmp_path / "versions/3.11.12/bin/python3.11"
+    with pytest.raises(MissingToolError, match=r"No Python 3\.9 "):
+        uv.interpreter("3.9")
+
+
 def test_a_missing_uv_is_named_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(MissingToolError, match="uv was not found"):

@@ -113,8 +113,13 @@ def _refused_calls(shape, strategy, mode):
             (chain, {"output_processor": fused_output_processor}),
             (partial(call_fused_forward, chain), {"context": FusedOutputProcessorContext(return_hidden_states=True)}),
         ):
-            try:
-                call(*batch.inputs, labels=batch.labels, **asking)
-            except Exception as error:  # noqa: BLE001 - the check looks at it
-                errors.append(f"{type(error).__name__}: {error}")
+            errors += _error_of(partial(call, *batch.inputs, labels=batch.labels, **asking))
     return errors
+
+
+def _error_of(call):
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the check looks at it
+        return [f"{type(error).__name__}: {error}"]
+    return []
