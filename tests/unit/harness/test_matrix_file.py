@@ -37,9 +37,13 @@ RELEASES = [
 
 
 def test_every_release_and_both_backports_are_there():
-    cells = load_matrix(PATH).cells
-    backports = [cell for cell in cells if "backport" in cell.tags]
+    matrix = load_matrix(PATH)
+    backports = [cell for cell in matrix.cells if "backport" in cell.tags]
+    others = [cell for cell in matrix.cells if cell.python != matrix.python]
+    cells = [cell for cell in matrix.cells if cell not in others]
     assert [cell.id for cell in cells if cell not in backports] == RELEASES
+    assert sorted(cell.python for cell in others) == ["3.10", "3.11", "3.13"]
+    assert all(cell.id == f"{cell.megatron_core}-py{cell.python.replace('.', '')}" for cell in others)
     assert [(cell.id, cell.megatron_core, cell.expected_mode) for cell in backports] == [
         ("0.17.1-backport-honest", "0.17.1", "hook"),
         ("0.17.1-backport-dishonest", "0.17.1", "legacy"),
