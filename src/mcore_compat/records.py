@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from mcore_compat.files.untrusted import cleaned
 from mcore_compat.results import Evidence
+from mcore_compat.subjects.protocol import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Verdict
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Finished",
     "Imported",
     "Origins",
+    "Package",
     "ProjectWheel",
     "Provisioned",
     "SuiteFacts",
@@ -59,6 +61,33 @@ class ProjectWheel:
     sha256: str
     commit: str | None
     wheel: Path
+
+
+@dataclass(frozen=True)
+class Package:
+    """The package of the project that is judged, where that is another one than this.
+
+    Attributes:
+        wheel: what is installed in every cell; its hash stands for the content of an editable installation too.
+        extras: of its optional dependencies, those that are installed.
+        requires: its dependencies with these extras, as the wheel declares them.
+        modules: dotted names of the packages and modules that it brings, top-level ones first.
+        source: the folder that an editable installation reads; None: the wheel is installed.
+        links: folders of wheels that its dependencies may come from.
+    """
+
+    wheel: ProjectWheel
+    extras: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    source: Path | None = None
+    links: tuple[Path, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """The wheel with its extras, as an installer takes it."""
+        extras = f"[{','.join(self.extras)}]" if self.extras else ""
+        return f"{self.wheel.name}{extras} @ {self.wheel.wheel.as_uri()}"
 
 
 class Files(_Fact):
@@ -274,7 +303,7 @@ class SuiteFacts(_Fact):
     """
 
     megatron_core: SuiteMegatron
-    subject: str = "mcore_fused"
+    subject: str = DEFAULT_SUBJECT
     python: str
     torch: str
     triton: str | None = None

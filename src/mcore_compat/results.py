@@ -189,7 +189,7 @@ class CellResult(_Record):
     numpy: str | None = None
     device: str | None = None
     mode: str | None = None
-    expected_mode: str
+    expected_mode: str | None = None
     verdict: Verdict
     reason: str = ""
     reused_from: str | None = None
@@ -202,14 +202,15 @@ class CellResult(_Record):
 
 
 class SubjectInfo(_Record):
-    """The implementation under test, and the project that its suite and judge come from.
+    """The implementation under test, and the project that its suite comes from.
 
     Attributes:
-        name: this project's distribution, as installed in every cell.
+        name: the project's distribution, as installed in every cell.
         version: of it.
         sha256: of its wheel.
         commit: of its checkout.
-        judged: which implementation the suite judged; the distribution's own library unless another was asked for.
+        harness: version of mcore-compat, where the project is another one.
+        judged: what the suite judged: an implementation of the fused forward, or the project by its title.
         judged_version: of the published package that it is, if it is one.
         judged_sha256: of that package's wheel.
     """
@@ -218,6 +219,7 @@ class SubjectInfo(_Record):
     version: str
     sha256: str
     commit: str | None = None
+    harness: str | None = None
     judged: str = DEFAULT_SUBJECT
     judged_version: str | None = None
     judged_sha256: str | None = None
@@ -227,7 +229,11 @@ class SubjectInfo(_Record):
         """In words: what was judged, and from which version."""
         version = f"{self.name} {self.version}" + (f" at {self.commit}" if self.commit else "")
         judged = f"{self.judged} {self.judged_version}" if self.judged_version else self.judged
-        return f"{judged}, {'of' if self.judged == DEFAULT_SUBJECT else 'judged by'} {version}"
+        by = f", judged by mcore-compat {self.harness}" if self.harness else ""
+        if self.judged == self.name:
+            return f"{version}{by}"
+        joined = "of" if self.harness or self.judged == DEFAULT_SUBJECT else "judged by"
+        return f"{judged}, {joined} {version}{by}"
 
 
 class Report(_Record):

@@ -184,7 +184,7 @@ def plan(
         typer.echo(github_matrix(cells))
         return
     for cell in cells:
-        typer.echo(f"{cell.id:28} class {cell.contract_class:24} mode {cell.expected_mode:7} lane {cell.lane}")
+        typer.echo(f"{cell.id:28} class {cell.contract_class:24} mode {cell.expected_mode or '-':7} lane {cell.lane}")
 
 
 def inventory(

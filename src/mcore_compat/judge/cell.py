@@ -15,7 +15,7 @@ from mcore_compat.judge.criteria import excused, found, fulfils
 from mcore_compat.matrix.cells import PREDICTED, Cell
 from mcore_compat.matrix.expectations import Expectation, Expectations
 from mcore_compat.matrix.inventory import Inventory
-from mcore_compat.records import CheckOutcome, Provisioned, SuiteRun
+from mcore_compat.records import CheckOutcome, Package, Provisioned, SuiteRun
 from mcore_compat.results import (
     FAILED_CHECK,
     CellResult,
@@ -44,6 +44,7 @@ def judge_cell(
     drift: tuple[Finding, ...] = (),
     subject: ChosenSubject = OURS,
     rerun: Callable[[str], str] = lambda check: f"Run {check} again.",
+    package: Package | None = None,
 ) -> CellResult:
     """The verdict of one cell.
 
@@ -58,13 +59,14 @@ def judge_cell(
         subject: what the suite was asked to judge. Only a subject other than this project's own may lack capabilities:
             the checks about them do not apply, and the report says which and why.
         rerun: the next step of a failed check: the sentence that says how to run it again.
+        package: the project's own package, which the suite must be seen to import; None: this project's, or none.
 
     Returns:
         The verdict; ``unproven`` with a ``judge-error`` if what the cell left cannot be judged at all. One cell never
         ends the run of the others.
     """
     try:
-        return _judged(cell, provisioned, run, inventory, expectations, today, drift, subject, rerun)
+        return _judged(cell, provisioned, run, inventory, expectations, today, drift, subject, rerun, package)
     except Exception as exc:  # noqa: BLE001  whatever a cell wrote, it costs this cell alone
         return failed_cell(cell, Verdict.UNPROVEN, "judge-error", f"the cell cannot be judged: {described(exc)}")
 
@@ -100,33 +102,38 @@ def _judged(
     drift: tuple[Finding, ...],
     subject: ChosenSubject,
     rerun: Callable[[str], str],
+    package: Package | None,
 ) -> CellResult:
     if provisioned.environment is None or run is None:
         return _not_run(cell, provisioned, len(inventory.declared(cell)))
     cell, corrected = _with_mode_seen(cell, run)
-    declared = inventory.declared(cell)
+    declared = inventory.declared(cell) if inventory.is_declared else frozenset(run.log.checks)
     exceptions = expectations.of(cell)
     declared -= complaints.not_applicable(run, subject)
     findings = [
         *complaints.of_provisioning(provisioned.environment),
-        *complaints.of_environment(cell, provisioned.environment.facts, run),
+        *complaints.of_environment(cell, provisioned.environment.facts, run, subject),
         *complaints.of_checks(run, exceptions, rerun),
         *complaints.of_exceptions(run, exceptions, declared, today),
         *complaints.of_subject(run, subject, inventory.declared(cell)),
         *complaints.of_mode(cell, run, subject),
         *complaints.of_completeness(run),
-        *complaints.of_inventory(run, declared, exceptions),
+        *(
+            complaints.of_inventory(run, declared, exceptions)
+            if inventory.is_declared
+            else complaints.of_undeclared(run)
+        ),
         # Another subject may lack what some cases of a check are about.
         *(complaints.of_cases(cell, run, inventory) if subject.is_ours else ()),
         *complaints.of_controls(run, inventory, subject),
-        *complaints.of_evidence(cell, run, inventory, subject),
+        *complaints.of_evidence(cell, run, inventory, subject, package),
         *corrected,
         *(finding.model_copy(update={"verdict": Verdict.DRIFT}) for finding in drift),
     ]
     findings.sort(key=lambda finding: rank_in_cell(finding.verdict))
     verdict = (findings[0].verdict if findings else None) or Verdict.OK
     deciding = [finding for finding in findings if finding.verdict is verdict]
-    left_out = len(inventory.declared(cell)) - len(declared)
+    left_out = max(0, len(inventory.declared(cell)) - len(declared))
     result = _result(cell, provisioned, run, declared, exceptions, left_out)
     return result.model_copy(
         update={

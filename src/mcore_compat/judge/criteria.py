@@ -13,7 +13,7 @@ from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.expectations import Expectation
 from mcore_compat.matrix.inventory import Inventory, check_of
-from mcore_compat.records import CheckOutcome, Environment, EnvironmentFacts, SuiteRun
+from mcore_compat.records import CheckOutcome, Environment, EnvironmentFacts, Package, SuiteRun
 from mcore_compat.results import AS_DECLARED, FAILED_CHECK, Finding
 from mcore_compat.subjects.selection import BUILT_IN, ChosenSubject
 from mcore_compat.verdicts import Verdict
@@ -34,6 +34,7 @@ __all__ = [
     "of_mode",
     "of_provisioning",
     "of_subject",
+    "of_undeclared",
 ]
 
 _SHOWN = 4
@@ -57,8 +58,11 @@ def of_provisioning(environment: Environment) -> Iterable[Finding]:
         )
 
 
-def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun) -> Iterable[Finding]:
-    """The process that ran the checks must have used the environment that was proved."""
+def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun, subject: ChosenSubject) -> Iterable[Finding]:
+    """The process that ran the checks must have used the environment that was proved.
+
+    A suite without a fused forward may have imported no megatron.core; whether it may pass so is not decided here.
+    """
     remedy = "Remove the cell's folder below the cells directory and run again."
 
     def wrong(kind: str, message: str) -> Finding:
@@ -76,7 +80,8 @@ def of_environment(cell: Cell, proved: EnvironmentFacts, run: SuiteRun) -> Itera
             yield wrong("wrong-version", f"the suite saw megatron-core {seen.distribution}, {installed} was installed")
         if cell.source is None and seen.attribute and not versions.agree(cell.megatron_core, seen.attribute):
             yield wrong("wrong-version", f"megatron.core says that it is {seen.attribute}, not {cell.megatron_core}")
-        if proved.imported is not None and seen.origin != proved.imported.origin:
+        known = subject.is_fused or seen.origin is not None
+        if known and proved.imported is not None and seen.origin != proved.imported.origin:
             yield wrong("wrong-origin", f"megatron.core was imported from {seen.origin}, not {proved.imported.origin}")
         for name, value in (("torch", facts.torch), ("triton", facts.triton), ("numpy", facts.numpy)):
             version = proved.version(name)
@@ -129,7 +134,12 @@ def of_exceptions(
 
 
 def _claims(run: SuiteRun, subject: ChosenSubject, *any_of: str) -> bool:
-    """Whether the subject promises one of these; this project's own library promises everything."""
+    """Whether the subject promises one of these; this project's own library promises everything.
+
+    An ordinary suite judges no fused forward, so nothing of one is promised.
+    """
+    if not subject.is_fused:
+        return False
     said = run.facts.capabilities if run.facts is not None else None
     return subject.is_ours or said is None or bool(said & set(any_of))
 
@@ -169,6 +179,10 @@ def of_subject(run: SuiteRun, subject: ChosenSubject, declared: frozenset[str]) 
 def of_mode(cell: Cell, run: SuiteRun, subject: ChosenSubject) -> Iterable[Finding]:
     """The subject must have chosen the expected mode by itself."""
     if not _claims(run, subject, "mode"):
+        return
+    if cell.expected_mode is None:
+        step = "Give the cell `expected_mode`, hook or legacy, in the matrix."
+        yield found(Verdict.UNPROVEN, "no-expected-mode", "the matrix does not say which mode is expected here", step)
         return
     if run.facts is not None and run.facts.mode is not None and run.facts.mode != cell.expected_mode:
         yield found(
@@ -232,12 +246,7 @@ def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expe
     """What ran and what was declared must be the same set."""
     checks = run.log.checks
     if not checks:
-        yield found(
-            Verdict.UNPROVEN,
-            "no-checks",
-            "the suite ran no check at all",
-            "See the cell's output.log for what stopped it.",
-        )
+        yield _no_checks()
         return
     executed = {check for check, outcome in checks.items() if outcome.passed or outcome.failed}
     may_skip = {entry.check for entry in exceptions if entry.kind == "skip"}
@@ -268,6 +277,30 @@ def of_inventory(run: SuiteRun, declared: frozenset[str], exceptions: tuple[Expe
             "undeclared-check",
             f"{len(undeclared)} checks ran that are not declared for this cell: {_listed(undeclared)}",
             "Declare them: `mcore-compat inventory --write`.",
+        )
+
+
+def of_undeclared(run: SuiteRun) -> Iterable[Finding]:
+    """A suite without an inventory: something must have run; what was skipped is only told."""
+    checks = run.log.checks
+    if not checks:
+        yield _no_checks()
+        return
+    skipped = sorted(check for check, outcome in checks.items() if outcome.outcome == "skipped")
+    reasons = sorted({checks[check].message.splitlines()[0] for check in skipped if checks[check].message})
+    because = f" ({'; '.join(reasons[:2])})" if reasons else ""
+    if len(skipped) == len(checks):
+        yield found(
+            Verdict.UNPROVEN,
+            "nothing-ran",
+            f"all {len(checks)} checks were skipped{because}",
+            "Make at least one run here, or leave this cell out of the matrix.",
+        )
+    elif skipped:
+        yield Finding(
+            kind="skipped-checks",
+            message=f"{len(skipped)} checks were skipped: {_listed(skipped)}{because}",
+            next_step="Nothing, if they are meant to be; an inventory makes a skipped check count.",
         )
 
 
@@ -309,15 +342,21 @@ def of_cases(cell: Cell, run: SuiteRun, inventory: Inventory) -> Iterable[Findin
         )
 
 
-def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: ChosenSubject) -> Iterable[Finding]:
+def of_evidence(
+    cell: Cell, run: SuiteRun, inventory: Inventory, subject: ChosenSubject, package: Package | None = None
+) -> Iterable[Finding]:
     """What was promised must have been seen, by the counters and by the plugin.
 
     A subject that patches nothing promises no fusion, and has none to show; one that patches but counts nothing proves
-    nothing.
+    nothing. A project's own package must have been imported, if it has one: else its suite judged something else.
     """
 
     def unproven(message: str) -> Finding:
-        step = "Something switched the fused path off, or the suite never reached it; a green run needs to see it run."
+        step = (
+            "Something switched the fused path off, or the suite never reached it; a green run needs to see it run."
+            if subject.is_fused
+            else "Let a test import and call what is to be judged; a green run needs to see it imported."
+        )
         return found(Verdict.UNPROVEN, "no-evidence", message, step)
 
     if run.facts is not None:
@@ -337,6 +376,8 @@ def of_evidence(cell: Cell, run: SuiteRun, inventory: Inventory, subject: Chosen
             yield unproven("a GPU cell ran on the CPU")
     if not any(origins.modules.get("megatron", 0) for origins in run.origins):
         yield unproven("no process of the suite imported megatron")
+    if package is not None and not any(seen.modules.get(name, 0) for seen in run.origins for name in package.modules):
+        yield unproven(f"no process of the suite imported a module of {package.wheel.name}")
     if subject.is_ours and run.origins and not any(origins.modules.get("mcore_fused", 0) for origins in run.origins):
         yield unproven("no process of the suite imported the subject")
     peer = subject.peer
@@ -359,6 +400,11 @@ def fulfils(outcome: CheckOutcome, entry: Expectation) -> bool:
 def found(verdict: Verdict, kind: str, message: str, next_step: str, check: str | None = None) -> Finding:
     """A finding that makes ``verdict`` of its cell."""
     return Finding(kind=kind, message=message, check=check, next_step=next_step, verdict=verdict)
+
+
+def _no_checks() -> Finding:
+    step = "See the cell's output.log for what stopped it."
+    return found(Verdict.UNPROVEN, "no-checks", "the suite ran no check at all", step)
 
 
 def _listed(names: list[str]) -> str:

@@ -100,14 +100,15 @@ class CellFields(DataModel):
         megatron_core: the version asked for; a label where ``source`` is given.
         source: what is installed instead of the release on the index: a wheel, an sdist, a folder or a ``git+…`` URL,
             with or without ``megatron-core @`` before it; a relative path starts at the file's folder.
-        expected_mode: the installation that the subject must choose here by itself.
+        expected_mode: the installation that a fused forward must choose here by itself; None: not declared, as in the
+            matrix of a suite that judges no fused forward.
         without_dependencies: packages that are installed by themselves, for a part that needs nothing more.
     """
 
     id: str
     megatron_core: str
     source: str | None = None
-    expected_mode: Mode
+    expected_mode: Mode | None = None
     tags: tuple[str, ...] = Field(default=(), strict=False)
     requirements: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
     without_dependencies: tuple[ReasonedRequirement, ...] = Field(default=(), strict=False)
@@ -165,7 +166,8 @@ class Cell(CellFields):
     @property
     def all_tags(self) -> frozenset[str]:
         """Declared tags, and those that follow from the cell itself."""
-        return frozenset({*self.tags, self.lane, self.expected_mode, self.id})
+        mode = () if self.expected_mode is None else (self.expected_mode,)
+        return frozenset({*self.tags, self.lane, self.id, *mode})
 
 
 class Defaults(DataModel):

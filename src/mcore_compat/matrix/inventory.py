@@ -18,7 +18,7 @@ from mcore_compat.errors import InventoryError
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.toml_file import DataModel, LocatedError, load_model
 
-__all__ = ["Check", "EvidenceRules", "Inventory", "check_of", "derive", "load_inventory", "write_text"]
+__all__ = ["UNDECLARED", "Check", "EvidenceRules", "Inventory", "check_of", "derive", "load_inventory", "write_text"]
 
 Counter = Literal["hook_calls", "deferred_head_calls", "kernel_launches"]
 Bound = Annotated[str | None, Field(pattern=r"^\d+\.\d+(\.\d+)?$")]
@@ -71,7 +71,7 @@ class EvidenceRules(DataModel):
     def required(self, cell: Cell) -> tuple[Counter, ...]:
         """What this cell must show."""
         lane = self.gpu if cell.lane == "gpu" else self.cpu
-        mode = self.hook if cell.expected_mode == "hook" else self.legacy
+        mode = {"hook": self.hook, "legacy": self.legacy, None: ()}[cell.expected_mode]
         return tuple(dict.fromkeys((*lane, *mode)))
 
 
@@ -96,9 +96,20 @@ class Inventory(DataModel):
             seen.add(check.id)
         return self
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether the project declares its checks; if not, whatever its suite collects is judged."""
+        return bool(self.check)
+
     def declared(self, cell: Cell) -> frozenset[str]:
         """The checks that this cell must run."""
         return frozenset(check.id for check in self.check if check.applies(cell))
+
+
+# A suite without an inventory: nothing is required of it by name, and no counter by mode or lane.
+UNDECLARED = Inventory.model_construct(
+    schema_version=1, controls=(), evidence=EvidenceRules(gpu=(), hook=(), legacy=()), check=()
+)
 
 
 def load_inventory(path: Path) -> Inventory:

@@ -1,4 +1,4 @@
-"""This project's own wheel: the library, and the harness's plugin for the cells. Built once per run."""
+"""The wheel of a project, built from its root once per run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from mcore_compat.files.digest import digest_of_file
 from mcore_compat.provision.uv import Uv, UvFailure
 from mcore_compat.records import ProjectWheel
 
-__all__ = ["build_offline", "build_wheel"]
+__all__ = ["build_offline", "build_wheel", "described"]
 
 _BUILD_LIMIT_S = 300
 # Equal sources give an equal wheel.
 _EPOCH = "1577836800"
 
 
-def build_wheel(root: Path, store: Path, uv: Uv) -> ProjectWheel:
+def build_wheel(root: Path, store: Path, uv: Uv, whose: str = "This project's own wheel") -> ProjectWheel:
     """Build the wheel of the project at ``root`` into ``store``, under its own hash.
+
+    Args:
+        root: the project's root.
+        store: where the wheel goes.
+        uv: the installer.
+        whose: names it in an error.
 
     Raises:
         InfrastructureError: it does not build.
@@ -33,14 +39,14 @@ def build_wheel(root: Path, store: Path, uv: Uv) -> ProjectWheel:
             uv.call(["build", "-q", "--wheel", "--out-dir", folder, root])
         except UvFailure as exc:
             remedy = "Check the network, or run once with it." if exc.host_at_fault else "Correct pyproject.toml."
-            raise InfrastructureError(f"This project's own wheel does not build: {exc.reason}.", remedy) from exc
+            raise InfrastructureError(f"{whose} does not build: {exc.reason}.", remedy) from exc
         built = next(Path(folder).glob("*.whl"))
         home = store / digest_of_file(built)[:16]
         home.mkdir(exist_ok=True)
         wheel = home / built.name
         if not wheel.is_file():
             shutil.move(built, wheel)
-    return _described(wheel, _commit(root))
+    return described(wheel, _commit(root))
 
 
 def build_offline(root: Path, store: Path, commit: str | None = None) -> ProjectWheel:
@@ -70,10 +76,16 @@ def build_offline(root: Path, store: Path, commit: str | None = None) -> Project
     if done.returncode != 0 or len(built) != 1:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InfrastructureError(f"This project's own wheel does not build: {last}.", "Correct pyproject.toml.")
-    return _described(built[0], commit or _commit(root))
+    return described(built[0], commit or _commit(root))
 
 
-def _described(wheel: Path, commit: str | None) -> ProjectWheel:
+def described(wheel: Path, commit: str | None) -> ProjectWheel:
+    """A wheel by its file name and content.
+
+    Args:
+        wheel: the file.
+        commit: of the checkout it was built from.
+    """
     name, version = wheel.name.split("-")[:2]
     return ProjectWheel(
         name=name.replace("_", "-"), version=version, sha256=digest_of_file(wheel), commit=commit, wheel=wheel

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mcore_compat.files.digest import digest_of_file, digest_of_json
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.source import local_path
+from mcore_compat.records import Package
 
 __all__ = ["Recipe", "recipe_of"]
 
@@ -26,6 +27,8 @@ class Recipe:
         source_digest: hash of a wheel given as source; None for a release. A folder or git reference has none either
             and is therefore never reused.
         without_dependencies: requirements that are installed by themselves, after the others.
+        package: name, extras and dependencies of the project's own package, which are resolved with the others; not
+            its content, which is installed afterwards.
     """
 
     python: str
@@ -34,23 +37,27 @@ class Recipe:
     build_megatron: bool
     source_digest: str | None = None
     without_dependencies: tuple[str, ...] = ()
+    package: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
         """Hex digest over all inputs."""
         fields = {**self.__dict__, "generation": _GENERATION}
-        if not self.without_dependencies:
-            del fields["without_dependencies"]  # what has none is what it was before there could be any
+        for later in ("without_dependencies", "package"):
+            if not fields[later]:
+                del fields[later]  # what has none is what it was before there could be any
         return digest_of_json(fields)
 
 
-def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
+def recipe_of(cell: Cell, common: tuple[str, ...], package: Package | None = None) -> Recipe:
     """The recipe of a cell's environment.
 
     Args:
         cell: the cell.
         common: what every cell's suite needs.
+        package: the project's own package.
     """
+    brought = () if package is None else (package.wheel.name, *package.extras, *package.requires)
     own = (f"torch=={cell.torch}", cell.megatron_requirement, *(item.spec for item in cell.requirements))
     path = local_path(cell.source) if cell.source is not None else None
     wheel = path if path is not None and path.suffix == ".whl" else None
@@ -63,4 +70,5 @@ def recipe_of(cell: Cell, common: tuple[str, ...]) -> Recipe:
         build_megatron=cell.builds_megatron and not is_wheel,
         source_digest=digest_of_file(wheel) if wheel is not None else None,
         without_dependencies=tuple(sorted({item.spec for item in cell.without_dependencies})),
+        package=brought,
     )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ __all__ = ["Uv", "UvFailure", "shortened"]
 _LIMIT_S = 1800
 # Commands that install or build, and whose output nobody reads but a person.
 _SUPERVISED = frozenset({"build", "pip", "tool", "venv"})
+_ASK_THE_INDEX = frozenset({"build", "pip"})
 _LIMITS = Limits(file_bytes=32 << 30, processes=4096)
 _WORDS = 300
 # uv's own words when the host, not the requirement, is at fault.
@@ -34,6 +35,7 @@ _HOST_AT_FAULT = re.compile(
     re.IGNORECASE,
 )
 _CAUSE = re.compile(r"^\s*(?:error|cause|Caused by|\u00d7|\u251c\u2500\u25b6|\u2570\u2500\u25b6)\s*:?\s*(.+)$")
+_CONCLUSION = "we can conclude that"
 _BUILD_ERROR = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|error)\b.*)$")
 
 
@@ -59,14 +61,25 @@ class UvFailure(Exception):  # noqa: N818  a result that the caller turns into a
 
 @dataclass(frozen=True)
 class Uv:
-    """A uv executable and the environment it is called with."""
+    """A uv executable and the environment it is called with.
+
+    Attributes:
+        executable: the file.
+        env: the environment variables.
+        wheels: a folder that all packages come from, in place of an index; None: the index is asked.
+    """
 
     executable: Path
     env: Mapping[str, str]
+    wheels: Path | None = None
 
     @classmethod
-    def find(cls, host: Mapping[str, str]) -> Uv:
+    def find(cls, host: Mapping[str, str], wheels: Path | None = None) -> Uv:
         """The uv that came with this harness, else the first on the path.
+
+        Args:
+            host: the caller's environment variables.
+            wheels: a folder that all packages come from, in place of an index.
 
         Raises:
             MissingToolError: there is none, or it does not run.
@@ -75,7 +88,7 @@ class Uv:
         found = str(beside) if beside.is_file() else shutil.which("uv", path=host.get("PATH", os.defpath))
         if found is None:
             raise MissingToolError("uv was not found.", "Install it: `pip install uv`.")
-        uv = cls(Path(found), installer_environment(host))
+        uv = cls(Path(found), installer_environment(host), wheels)
         try:
             uv.call(["--version"])
         except UvFailure as exc:
@@ -90,6 +103,8 @@ class Uv:
             InfrastructureError: it did not end in half an hour, or could not be started.
         """
         command = [str(self.executable), *(str(argument) for argument in arguments)]
+        if self.wheels is not None and arguments[0] in _ASK_THE_INDEX:
+            command += ["--no-index", "--find-links", str(self.wheels)]
         if arguments[0] in _SUPERVISED:
             return self._supervised(command, cwd or Path.cwd())
         try:
@@ -187,11 +202,33 @@ def _backend_words(output: str) -> str:
 def shortened(output: str, limit: int = 400) -> str:
     """The causes in uv's output, in order, as one line of at most ``limit`` characters."""
     causes: list[str] = []
-    for line in output.splitlines():
+    for line in _unwrapped(output):
         match = _CAUSE.match(line) or _BUILD_ERROR.match(line)
         if match and match.group(1).strip() not in causes:
             causes.append(match.group(1).strip())
     # Says nothing where a cause follows.
     causes = [cause for cause in causes if not cause.startswith("No solution found")] or causes
     text = "; ".join(cause.rstrip(".") for cause in causes) or " ".join(output.split()) or "no reason given"
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+    if len(text) <= limit:
+        return text
+    # A resolver derives its conclusion step by step: the last lines name the conflict.
+    return f"…{text[len(text) - limit + 1 :].lstrip()}" if _CONCLUSION in text else f"{text[: limit - 1].rstrip()}…"
+
+
+def _unwrapped(output: str) -> Iterator[str]:
+    """The lines, those of a resolver's derivation joined: it goes on until an empty line or the next cause."""
+    joined = ""
+    for line in output.splitlines():
+        if joined and line.strip() and not _CAUSE.match(line):
+            joined += f" {line.strip()}"
+            continue
+        if joined:
+            yield joined
+            joined = ""
+        match = _CAUSE.match(line)
+        if match and match.group(1).startswith("Because "):
+            joined = line
+        else:
+            yield line
+    if joined:
+        yield joined

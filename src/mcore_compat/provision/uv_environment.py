@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcore_compat.errors import InfrastructureError
@@ -30,7 +31,7 @@ from mcore_compat.provision.process import run_logged
 from mcore_compat.provision.recipe import Recipe, recipe_of
 from mcore_compat.provision.uv import Uv, UvFailure
 from mcore_compat.provision.verify import differences, problems
-from mcore_compat.records import Environment, EnvironmentFacts, ProjectWheel, Provisioned
+from mcore_compat.records import Environment, EnvironmentFacts, Package, ProjectWheel, Provisioned
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["is_unchanged", "provision"]
@@ -38,6 +39,7 @@ __all__ = ["is_unchanged", "provision"]
 # Generous: on a host that is busy with other work an import of torch and megatron has taken five minutes.
 _PROBE_LIMIT_S = 900
 _SHOWN = 5
+HARNESS = "mcore-compat"
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
 
 
@@ -48,8 +50,43 @@ class _State(BaseModel):
 
     identity: str
     subject_sha256: str
+    package_sha256: str = ""
     lock_sha256: str
     facts: EnvironmentFacts
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """What goes into a cell beside what is resolved.
+
+    Attributes:
+        harness: the wheel of this project, with the plugin.
+        package: that of the project under test, if it is another one.
+    """
+
+    harness: ProjectWheel
+    package: Package | None = None
+
+    @property
+    def package_digest(self) -> str:
+        """Of the package's content and of how it is installed; empty: there is none."""
+        if self.package is None:
+            return ""
+        return self.package.wheel.sha256 + ("" if self.package.source is None else ":editable")
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Resolved with the cell's own, and not installed then."""
+        return () if self.package is None else (self.package.requirement,)
+
+    @property
+    def resolving(self) -> tuple[str | Path, ...]:
+        """Options of the resolution: where its dependencies are, and what is left out of the lock."""
+        if self.package is None:
+            return ()
+        links = [*self.package.links, self.harness.wheel.parent]
+        found = (part for folder in links for part in ("--find-links", folder))
+        return (*found, "--no-emit-package", self.package.wheel.name, "--no-emit-package", HARNESS)
 
 
 @dataclass
@@ -68,15 +105,19 @@ def provision(
     uv: Uv,
     interpreter: Path,
     host: Mapping[str, str],
+    package: Package | None = None,
 ) -> Provisioned:
     """Make or reuse the environment of ``cell`` below ``cells``. The caller holds the cell's lock.
+
+    ``subject`` is the wheel of this project, whose plugin goes into every cell; ``package`` that of the project that
+    is judged, where it is another one.
 
     Requirements that cannot be resolved or built give ``unresolvable``; a proof that fails, a network or a disk that
     is missing give ``infra``. Neither raises, so that the other cells go on.
     """
     started = time.monotonic()
     try:
-        environment = _made(cell, common, subject, cells / cell.id, uv, interpreter, host)
+        environment = _made(cell, common, _Installed(subject, package), cells / cell.id, uv, interpreter, host)
     except _Refused as exc:
         return Provisioned(time.monotonic() - started, None, exc.verdict, exc.reason, exc.next_step, exc.output)
     except (OSError, InfrastructureError) as exc:
@@ -94,7 +135,7 @@ def provision(
 def _made(
     cell: Cell,
     common: tuple[str, ...],
-    subject: ProjectWheel,
+    own: _Installed,
     folder: Path,
     uv: Uv,
     interpreter: Path,
@@ -107,56 +148,63 @@ def _made(
             f"the cell's source {path.name} is not there",
             f"Put it there, or correct `source` of cell {cell.id}.",
         )
-    recipe = recipe_of(cell, common)
+    recipe = recipe_of(cell, common, own.package)
     state = _remembered(folder)
     reusable = cell.source is None or recipe.source_digest is not None
     remade = ""
     if state is not None and state.identity == recipe.identity and reusable:
-        found = _reused(cell, subject, folder, state, uv, host)
+        found = _reused(cell, own, folder, state, uv, host)
         if isinstance(found, Environment):
             return found
         remade = found
-    _create(recipe, folder, uv, interpreter)
-    _install_subject(folder, subject, uv)
+    _create(recipe, folder, uv, interpreter, own)
+    _install_subject(folder, own.harness, uv)
+    if own.package is not None:
+        _install_package(folder, own.package, uv)
     lock = (folder / "lock.txt").read_text(encoding="utf-8")
     facts = _probed(cell, folder, host, deep=True)
-    wrong = problems(cell, facts, _pins(lock), subject.version)
+    wrong = problems(cell, facts, _pins(lock), own.harness.version, own.package)
     if wrong:
         raise _Refused(
             Verdict.INFRA,
             "the environment is not the one asked for: " + "; ".join(wrong),
             f"Remove {folder.parent.name}/{folder.name} and run again; if it comes back, correct the cell's recipe.",
         )
-    _remember(folder, recipe.identity, subject, lock, facts)
+    _remember(folder, recipe.identity, own, lock, facts)
     return Environment(folder, facts, lock, reused=False, remade=remade)
 
 
 def _reused(
-    cell: Cell, subject: ProjectWheel, folder: Path, state: _State, uv: Uv, host: Mapping[str, str]
+    cell: Cell, own: _Installed, folder: Path, state: _State, uv: Uv, host: Mapping[str, str]
 ) -> Environment | str:
-    """The environment that is there, with today's subject in it; or why it has to be made again.
+    """The environment that is there, with today's wheels in it; or why it has to be made again.
 
     Every file is compared with what was remembered after the full verification; only the import is not repeated.
     """
-    changing = state.subject_sha256 != subject.sha256
+    changing = []
     try:
-        if changing:
-            # Forgotten first: an install that is interrupted leaves nothing that a later run would believe.
+        # Forgotten first: an install that is interrupted leaves nothing that a later run would believe.
+        if state.subject_sha256 != own.harness.sha256:
+            changing.append(HARNESS)
             _forget(folder)
-            _install_subject(folder, subject, uv)
+            _install_subject(folder, own.harness, uv)
+        if own.package is not None and state.package_sha256 != own.package_digest:
+            changing.append(own.package.wheel.name)
+            _forget(folder)
+            _install_package(folder, own.package, uv)
         lock = (folder / "lock.txt").read_text(encoding="utf-8")
         facts = _probed(cell, folder, host, deep=False).model_copy(update={"imported": state.facts.imported})
     except OSError as exc:
         return f"{Path(exc.filename or folder).name} cannot be read"
     except _Refused as exc:
         return exc.reason
-    wrong = [*problems(cell, facts, _pins(lock), subject.version)]
-    wrong += differences(state.facts, facts, but=["mcore-compat"] if changing else [])
+    wrong = [*problems(cell, facts, _pins(lock), own.harness.version, own.package)]
+    wrong += differences(state.facts, facts, but=changing)
     if _digest(lock) != state.lock_sha256:
         wrong.append("lock.txt was changed")
     if wrong:
         return "; ".join(wrong[:_SHOWN])
-    _remember(folder, state.identity, subject, lock, facts)
+    _remember(folder, state.identity, own, lock, facts)
     return Environment(folder, facts, lock, reused=True)
 
 
@@ -169,11 +217,12 @@ def is_unchanged(cell: Cell, environment: Environment, host: Mapping[str, str]) 
     return not facts.changed_count and not differences(environment.facts, facts)
 
 
-def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
+def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path, own: _Installed) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     (folder / "home").mkdir(parents=True)
-    (folder / "requirements.in").write_text("\n".join(recipe.requirements) + "\n", encoding="utf-8")
+    requirements = (*recipe.requirements, *own.requirements)
+    (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
     (folder / "constraints.in").write_text("\n".join(recipe.constraints) + "\n", encoding="utf-8")
     # Nothing runs code of a package before it is installed, unless the cell says so.
     build = ["--only-binary", ":all:"] + (["--no-binary", "megatron-core"] if recipe.build_megatron else [])
@@ -184,6 +233,7 @@ def _create(recipe: Recipe, folder: Path, uv: Uv, interpreter: Path) -> None:
         uv.call(
             [
                 *("pip", "compile", "-q", "--no-header", "--no-annotate", "--generate-hashes", *build, *fresh, *python),
+                *own.resolving,
                 *("-c", "constraints.in", "-o", "lock.txt", "requirements.in"),
             ],
             cwd=folder,
@@ -239,6 +289,26 @@ def _install_subject(folder: Path, subject: ProjectWheel, uv: Uv) -> None:
         ) from exc
 
 
+def _install_package(folder: Path, package: Package, uv: Uv) -> None:
+    """The project's own package by itself: its dependencies are there already, resolved with the others."""
+    python = folder / "venv" / "bin" / "python"
+    alone = ("pip", "install", "-q", "--no-deps", "--reinstall", "-p", python)
+    try:
+        if package.source is None:
+            uv.call([*alone, "--offline", package.wheel.wheel])
+        else:
+            # Its backend writes into the source folder, which several cells share.
+            with FileLock(package.wheel.wheel.with_suffix(".lock")):
+                uv.call([*alone, "-e", package.source])
+    except UvFailure as exc:
+        raise _Refused(
+            Verdict.INFRA,
+            f"the package {package.wheel.name} does not install: {exc.reason}",
+            "Install it by hand with `uv pip install`.",
+            exc.output,
+        ) from exc
+
+
 def _probed(cell: Cell, folder: Path, host: Mapping[str, str], *, deep: bool) -> EnvironmentFacts:
     """The probe's facts, from a process with a clean environment in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="mcore-compat-probe-") as scratch:
@@ -284,8 +354,14 @@ def _remembered(folder: Path) -> _State | None:
         return None
 
 
-def _remember(folder: Path, identity: str, subject: ProjectWheel, lock: str, facts: EnvironmentFacts) -> None:
-    state = _State(identity=identity, subject_sha256=subject.sha256, lock_sha256=_digest(lock), facts=facts)
+def _remember(folder: Path, identity: str, own: _Installed, lock: str, facts: EnvironmentFacts) -> None:
+    state = _State(
+        identity=identity,
+        subject_sha256=own.harness.sha256,
+        package_sha256=own.package_digest,
+        lock_sha256=_digest(lock),
+        facts=facts,
+    )
     write_atomically(folder / "state.json", json.dumps(state.model_dump(mode="json")))
 
 

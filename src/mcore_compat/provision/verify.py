@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
-from mcore_compat.records import EnvironmentFacts
+from mcore_compat.records import EnvironmentFacts, Package
 
 __all__ = ["PYTEST_PLUGINS", "differences", "problems"]
 
@@ -26,14 +26,21 @@ _UNOWNED = frozenset({"_virtualenv.py", "_virtualenv.pth", "mcore_compat_image.p
 _MCORE = "megatron-core"
 
 
-def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subject_version: str) -> tuple[str, ...]:
+def problems(
+    cell: Cell,
+    facts: EnvironmentFacts,
+    locked: dict[str, str],
+    subject_version: str,
+    package: Package | None = None,
+) -> tuple[str, ...]:
     """Every way in which the environment is not the one asked for; empty: it is proved.
 
     Args:
         cell: what was asked for.
         facts: what is there.
         locked: version by distribution, as resolved before anything was installed.
-        subject_version: of the wheel that was put in.
+        subject_version: of this project's wheel, which was put in.
+        package: the package of the project under test, which was put in too.
     """
     found: list[str] = []
     found += [f"the interpreter is {facts.python}, not {cell.python}"] * (
@@ -51,7 +58,10 @@ def problems(cell: Cell, facts: EnvironmentFacts, locked: dict[str, str], subjec
         found.append(f"the subject is {facts.version('mcore-compat') or 'not installed'}, not {subject_version}")
     elif facts.subject_files.changed_count:
         found.append(f"the subject's file {facts.subject_files.changed[0]} was changed after the install")
-    return (*found, *_intruders(facts))
+    if package is not None and facts.version(package.wheel.name) != package.wheel.version:
+        version = facts.version(package.wheel.name) or "not installed"
+        found.append(f"{package.wheel.name} is {version}, not {package.wheel.version}")
+    return (*found, *_intruders(facts, package))
 
 
 def differences(before: EnvironmentFacts, after: EnvironmentFacts, but: Collection[str] = ()) -> tuple[str, ...]:
@@ -85,7 +95,7 @@ def _versions(found: tuple[str, ...] | None) -> str:
     return ", ".join(found) if found else "not installed"
 
 
-def _intruders(facts: EnvironmentFacts) -> list[str]:
+def _intruders(facts: EnvironmentFacts, package: Package | None) -> list[str]:
     """What would run in the cell without being the suite, the subject or an import of the candidate."""
     found = []
     if facts.changed_count:
@@ -94,7 +104,9 @@ def _intruders(facts: EnvironmentFacts) -> list[str]:
     for name, owner in sorted(facts.startup.items()):
         if not name.endswith(".pth") or owner == _MCORE:
             found.append(f"{name} of {owner or 'no distribution'} runs at every start of the interpreter")
-    for top, others in sorted(facts.tops.items()):
+    for top, owners in sorted(facts.tops.items()):
+        # A package under test may add to the namespace.
+        others = [owner for owner in owners if package is None or owner != package.wheel.name]
         if others:
             found.append(f"megatron-core brings `{top}`, which is {others[0]}'s")
     loaded = {*PYTEST_PLUGINS, *PYTEST_PLUGINS.values()}

@@ -22,7 +22,7 @@ def _suite(cell: CellResult) -> TestSuite:
     for name, value in (
         ("verdict", cell.verdict.value),
         ("mode", cell.mode or ""),
-        ("expected_mode", cell.expected_mode),
+        ("expected_mode", cell.expected_mode or ""),
         ("distribution", cell.megatron_core.distribution or ""),
         ("attribute", cell.megatron_core.attribute or ""),
         ("torch", cell.torch or ""),

@@ -16,10 +16,12 @@ from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
 from mcore_compat.provision.process import run_logged
 from mcore_compat.provision.verify import PYTEST_PLUGINS
-from mcore_compat.records import Environment, SuiteLog, SuiteRun
+from mcore_compat.records import Environment, Package, SuiteLog, SuiteRun
 from mcore_compat.run.bytecode import open_bytecode, seal_bytecode
 from mcore_compat.run.report_log import parse
 from mcore_compat.run.suite_facts import read_facts, read_origins
+from mcore_compat.run.variables import OUT, PACKAGE, PACKAGE_SOURCE
+from mcore_compat.subjects.protocol import VARIABLE
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
 __all__ = ["LOG_LIMIT", "SuiteOptions", "run_suite"]
@@ -43,6 +45,7 @@ class SuiteOptions:
         collect_only: say what would run, and run nothing.
         only: run this check alone (``file.py::test``); the judge then finds the others missing.
         subject: what the suite judges.
+        package: the project's own package, which the plugin watches.
     """
 
     suite: Path
@@ -51,6 +54,7 @@ class SuiteOptions:
     collect_only: bool = False
     only: str | None = None
     subject: ChosenSubject = OURS
+    package: Package | None = None
 
 
 def run_suite(
@@ -94,12 +98,13 @@ def run_suite(
             settings = Path(scratch, "pytest.ini")
             settings.write_text("[pytest]\n", encoding="utf-8")
         extra = {
-            "MCORE_COMPAT_CELL_OUT": str(attempt),
+            OUT: str(attempt),
             "MCORE_COMPAT_ATTEMPT": nonce,
             # Plugins are loaded by name: any package of the environment may ask pytest to load its own.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "MCORE_COMPAT_CELL_ID": cell.id,
-            "MCORE_COMPAT_SUBJECT": options.subject.variable,
+            **({VARIABLE: options.subject.variable} if options.subject.is_fused else {}),
+            **_watched(options.package),
             "HYPOTHESIS_PROFILE": options.profile,
             # Examples that failed once are kept with the cell and tried first by profiles that use a database.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(environment.home / "hypothesis"),
@@ -120,6 +125,13 @@ def run_suite(
     run = SuiteRun(finished, _read_log(log), facts, problem, read_origins(attempt.glob("origins-*.json"), nonce))
     _keep(attempt, out)
     return run
+
+
+def _watched(package: Package | None) -> dict[str, str]:
+    if package is None:
+        return {}
+    source = {} if package.source is None else {PACKAGE_SOURCE: str(package.source)}
+    return {PACKAGE: os.pathsep.join(package.modules), **source}
 
 
 def _keep(attempt: Path, out: Path) -> None:

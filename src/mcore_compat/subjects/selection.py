@@ -10,6 +10,7 @@ import difflib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from mcore_compat.errors import UsageError
 from mcore_compat.subjects.protocol import BUILT_IN, DEFAULT_SUBJECT, FORMS, SubjectNameError, parse_subject
@@ -24,7 +25,7 @@ class ChosenSubject:
 
     Attributes:
         name: as reports name it; never an absolute path.
-        variable: the value of ``MCORE_COMPAT_SUBJECT``.
+        variable: the value of ``MCORE_COMPAT_SUBJECT``; "": the suite judges no fused forward but the project itself.
         digest: of what decides its behaviour as far as it is known here: the name, the file's content, or the package.
         peer: the published package that it is, if it is one.
     """
@@ -38,6 +39,16 @@ class ChosenSubject:
     def is_ours(self) -> bool:
         """Whether it is this project's own library, of which every declared check is asked."""
         return self.variable == DEFAULT_SUBJECT
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is a fused forward, which has a mode, capabilities and counters."""
+        return bool(self.variable)
+
+    @classmethod
+    def of_suite(cls, name: str) -> Self:
+        """The subject of an ordinary suite: the project of this name, whatever its tests call."""
+        return cls(name, "", name)
 
 
 OURS = ChosenSubject()
