@@ -171,8 +171,14 @@ class Cell(CellFields):
 
 
 class Defaults(DataModel):
-    """What every cell has unless it says otherwise."""
+    """What every cell has unless it says otherwise.
 
+    Attributes:
+        fused_forward: the cells judge a fused forward, so that each says which mode is expected; false for the matrix
+            of an ordinary suite.
+    """
+
+    fused_forward: bool = True
     python: Python
     torch: Torch
     lane: Lane = "cpu"
@@ -220,6 +226,12 @@ class MatrixFile(DataModel):
                     ("cell", number, "id"),
                 )
             seen[entry.id] = number
+            if self.defaults.fused_forward and entry.expected_mode is None:
+                raise LocatedError(
+                    f"missing key `expected_mode` of cell `{entry.id}` | add it; or set `fused_forward = false` in"
+                    " [defaults], for a suite that judges no fused forward",
+                    ("cell", number, "expected_mode"),
+                )
         recipes: dict[str, str] = {}
         for number, entry in enumerate(self.cell):
             recipe = entry.model_dump_json(exclude={"id", "expected_mode", "tags", "time_limit_s"})

@@ -14,7 +14,6 @@ import importlib.metadata
 import io
 import json
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -29,29 +28,14 @@ from mcore_compat.provision.project_wheel import build_wheel, described
 from mcore_compat.provision.uv import Uv
 from mcore_compat.provision.uv_environment import HARNESS
 from mcore_compat.records import Package, ProjectWheel
+from mcore_compat.settings import package_name
 
-__all__ = ["SUITE_REQUIREMENTS", "build_package", "declared_name", "harness_wheel", "suite_requirements"]
+__all__ = ["SUITE_REQUIREMENTS", "build_package", "harness_wheel", "suite_requirements"]
 
 SUITE_REQUIREMENTS = "suite"
 _PACKED_AT = (2020, 1, 1, 0, 0, 0)
 # Written by the installer; a wheel has none of them.
 _OF_INSTALLER = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"})
-
-
-def declared_name(root: Path) -> str | None:
-    """The normalised name of the project in the ``pyproject.toml`` of ``root``; None: it declares no package.
-
-    Raises:
-        UsageError: the file is not TOML.
-    """
-    try:
-        data = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise UsageError(f"pyproject.toml cannot be read: {exc}.", "Correct the file.") from exc
-    name = data.get("project", {}).get("name") if isinstance(data.get("project"), dict) else None
-    return canonicalize_name(name) if isinstance(name, str) else None
 
 
 def build_package(
@@ -77,7 +61,7 @@ def build_package(
         UsageError: there is no such extra.
         InfrastructureError: it does not build, or what was built is the wheel of another project.
     """
-    declared = declared_name(root)
+    declared = package_name(root)
     wheel = build_wheel(root, store, uv, whose=f"The package {declared or root.name}")
     name = canonicalize_name(wheel.name)
     if (declared is not None and name != declared) or name == HARNESS:
