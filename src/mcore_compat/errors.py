@@ -16,6 +16,7 @@ __all__ = [
     "LockTimeoutError",
     "MatrixError",
     "McoreCompatError",
+    "MergeError",
     "MissingToolError",
     "ReportError",
     "SelectionError",
@@ -79,3 +80,7 @@ class LockTimeoutError(InfrastructureError):
 
 class ReportError(InfrastructureError):
     """A report could not be written; a run without its report is never green."""
+
+
+class MergeError(InfrastructureError):
+    """Runs that are not the shards of one run: they overlap, or were asked for with other inputs."""

@@ -174,6 +174,11 @@ class Project:
         return self.data / "rules"
 
     @property
+    def measured_report(self) -> Path:
+        """The committed run whose durations balance shards; a project need not have one."""
+        return self.root / "docs" / "results" / "cpu" / "report.json"
+
+    @property
     def kept_results(self) -> tuple[Path, ...]:
         """Folders whose reports may name a baseline: the latest run, and the results that the project commits."""
         return (self.reports / "latest", *sorted((self.root / "docs" / "results").glob("*")))

@@ -15,15 +15,18 @@ import typer
 from mcore_compat.cli.gate import BaselineText, Rerun, publish
 from mcore_compat.cli.options import (
     JOBS,
+    Durations,
     Jobs,
     Profile,
     ReportDir,
     Root,
     Select,
+    ShardText,
     SubjectText,
     check_profile,
     console,
     interrupt_on_sigterm,
+    planned,
     selection,
 )
 from mcore_compat.cli.run import publish_run
@@ -34,7 +37,6 @@ from mcore_compat.gate.sides import earlier_reports, read_sides, refuse_same
 from mcore_compat.gate.steps import image_steps
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.matrix.inventory import derive, load_inventory, write_text
-from mcore_compat.matrix.selection import plan_cells
 from mcore_compat.pipeline.execute import execute
 from mcore_compat.pipeline.lanes import ImageLane
 from mcore_compat.pipeline.progress import display_for
@@ -65,6 +67,8 @@ Commit = Annotated[str | None, typer.Option("--commit", help="The checkout's com
 @app.command("run")
 def run_lane(
     select: Select = None,
+    shard: ShardText = None,
+    durations: Durations = None,
     nproc: Annotated[
         int, typer.Option("--nproc", min=1, help="Ranks, one per GPU; above 1 the parallel checks run.")
     ] = 1,
@@ -93,18 +97,21 @@ def run_lane(
     suite = project.gpu_parallel if nproc > 1 else project.gpu
     variables = {"MCORE_COMPAT_FAULT": fault} if fault else {}
     variables |= {"MCORE_COMPAT_NPROC": str(nproc)} if nproc > 1 else {}
-    cells = plan_cells(load_classified_matrix(project.data), selection(select, python=house.python))
+    chosen_cells = selection(select, shard=shard, python=house.python)
+    cells, part = planned(project, load_classified_matrix(project.data), chosen_cells, durations)
     interrupt_on_sigterm()
     screen = console()
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:
         lane = ImageLane.open(
             suite, house, Path(folder), _host(), subject=chosen, variables=variables, limit_s=limit, commit=commit
         )
-        options = RunOptions(kind="gpu", jobs=jobs, profile=profile, subject=chosen, again="the same command")
+        options = RunOptions(
+            kind="gpu", jobs=jobs, profile=profile, subject=chosen, again="the same command", shard=part
+        )
         session = prepare(suite, cells, options, lane, _host())
         with display_for(screen, len(session.cells)) as display:
             report = execute(session, display)
-    publish_run(session, report, screen)
+    publish_run(suite, session.folder, report, screen)
     if write_inventory:
         _write_inventory(suite.inventory, report, session.cells)
     raise typer.Exit(fault_caught(report) if fault else exit_code(report.verdict))

@@ -11,14 +11,19 @@ import typer
 from rich.console import Console
 
 from mcore_compat.errors import UsageError
-from mcore_compat.matrix.selection import Selection, Shard
+from mcore_compat.matrix.cells import Cell, Matrix
+from mcore_compat.matrix.selection import Selection, Shard, plan_cells
 from mcore_compat.pipeline.executors import default_jobs
+from mcore_compat.pipeline.merge import measured_seconds
+from mcore_compat.pipeline.run_folder import PlannedShard
+from mcore_compat.project import Project
 from mcore_compat.subjects.selection import BUILT_IN
 
 __all__ = [
     "PROFILES",
     "CellsDir",
     "Classes",
+    "Durations",
     "Inventory",
     "Jobs",
     "Profile",
@@ -32,7 +37,9 @@ __all__ = [
     "check_profile",
     "console",
     "interrupt_on_sigterm",
+    "planned",
     "selection",
+    "shard_seconds",
     "shown",
 ]
 
@@ -45,7 +52,13 @@ Select = Annotated[
     typer.Option("--select", "-s", help="Shell pattern over cell ids; repeatable, or separated by commas."),
 ]
 Classes = Annotated[bool, typer.Option("--classes", help="One cell per contract class, and every backport.")]
-ShardText = Annotated[str | None, typer.Option("--shard", help="Part i of n equal parts, written i/n.")]
+ShardText = Annotated[
+    str | None, typer.Option("--shard", help="Part i of n parts that take about equally long, written i/n.")
+]
+Durations = Annotated[
+    Path | None,
+    typer.Option("--durations", help="report.json whose durations balance shards; default: docs/results/cpu."),
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of cells to run in parallel.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="pytest-xdist workers inside each cell; 0: none.")]
 Profile = Annotated[str, typer.Option("--profile", help=f"Hypothesis profile: {', '.join(PROFILES)}.")]
@@ -73,6 +86,33 @@ def selection(
     """
     patterns = tuple(part.strip() for text in select or [] for part in text.split(",") if part.strip())
     return Selection(patterns=patterns, classes=classes, python=python, shard=Shard.parse(shard) if shard else None)
+
+
+def planned(
+    project: Project, matrix: Matrix, chosen: Selection, durations: Path | None
+) -> tuple[tuple[Cell, ...], PlannedShard | None]:
+    """The selected cells, and which part of which plan they are if the selection has a shard.
+
+    Raises:
+        UsageError: nothing is selected, or the durations cannot be read.
+    """
+    if chosen.shard is None:
+        return plan_cells(matrix, chosen), None
+    whole = tuple(cell.id for cell in plan_cells(matrix, chosen.whole))
+    seconds = shard_seconds(project, durations)
+    shard = PlannedShard(index=chosen.shard.index, count=chosen.shard.count, whole=whole)
+    return plan_cells(matrix, chosen, seconds), shard
+
+
+def shard_seconds(project: Project, durations: Path | None) -> dict[str, float]:
+    """Measured duration by cell id; empty if the project has no committed run and none was named.
+
+    Raises:
+        UsageError: the durations cannot be read.
+    """
+    if durations is not None and not durations.is_file():
+        raise UsageError(f"There is no file {durations}.", "Name the report.json of a run with --durations.")
+    return measured_seconds(durations or project.measured_report)
 
 
 def check_profile(profile: str) -> str:

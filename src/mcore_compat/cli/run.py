@@ -1,4 +1,4 @@
-"""``mcore-compat run | plan | inventory | schema``."""
+"""``mcore-compat run | merge | plan | inventory | schema``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mcore_compat.cli.options import (
     JOBS,
     CellsDir,
     Classes,
+    Durations,
     Inventory,
     Jobs,
     Profile,
@@ -28,7 +29,9 @@ from mcore_compat.cli.options import (
     check_profile,
     console,
     interrupt_on_sigterm,
+    planned,
     selection,
+    shard_seconds,
     shown,
 )
 from mcore_compat.contract.rules.classes import load_classified_matrix
@@ -39,14 +42,16 @@ from mcore_compat.matrix.cells import MatrixFile
 from mcore_compat.matrix.expectations import Expectations
 from mcore_compat.matrix.inventory import Inventory as InventoryFile
 from mcore_compat.matrix.inventory import check_of, derive, load_inventory, write_text
-from mcore_compat.matrix.selection import github_matrix, plan_cells
+from mcore_compat.matrix.selection import github_matrix, github_shards
 from mcore_compat.matrix.toml_file import schema_text, stale_schemas
 from mcore_compat.pipeline.collect import collect as collect_checks
 from mcore_compat.pipeline.execute import execute
 from mcore_compat.pipeline.lanes import IndexLane
+from mcore_compat.pipeline.merge import merge as merge_shards
+from mcore_compat.pipeline.merge import read_shards
 from mcore_compat.pipeline.progress import display_for
-from mcore_compat.pipeline.run_folder import newest_unfinished
-from mcore_compat.pipeline.session import RunOptions, Session, prepare
+from mcore_compat.pipeline.run_folder import RunFolder, newest_unfinished
+from mcore_compat.pipeline.session import RunOptions, prepare
 from mcore_compat.project import Project
 from mcore_compat.report import terminal
 from mcore_compat.report.write import write_run
@@ -70,7 +75,7 @@ DataDir = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``mcore-compat``."""
-    for command in (run, plan, inventory, schema):
+    for command in (run, merge, plan, inventory, schema):
         app.command()(command)
 
 
@@ -78,6 +83,7 @@ def run(
     select: Select = None,
     classes: Classes = False,
     shard: ShardText = None,
+    durations: Durations = None,
     jobs: Jobs = JOBS,
     workers: Workers = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the most recent interrupted run.")] = False,
@@ -102,9 +108,10 @@ def run(
     project = Project.find(root).with_paths(
         data=data, suite=suite, inventory=inventory, cells=cells_dir, reports=report_dir
     )
-    if resume and (select or classes or shard):
+    if resume and (select or classes or shard or durations):
         raise UsageError(
-            "--resume continues the cells of the interrupted run; --select, --classes and --shard do not apply.",
+            "--resume continues the cells of the interrupted run; "
+            "--select, --classes, --shard and --durations do not apply.",
             "Leave them out, or start a new run without --resume.",
         )
     matrix = load_classified_matrix(project.data)
@@ -115,9 +122,9 @@ def run(
                 f"The interrupted run has profile {unfinished.profile}, not {profile}.",
                 "Leave --profile out, or start a new run without --resume.",
             )
-        cells = tuple(cell for cell in matrix.cells if cell.id in unfinished.planned)
+        cells, part = tuple(cell for cell in matrix.cells if cell.id in unfinished.planned), unfinished.shard
     else:
-        cells = plan_cells(matrix, selection(select, classes, shard))
+        cells, part = planned(project, matrix, selection(select, classes, shard), durations)
     interrupt_on_sigterm()
     screen = console()
     lane = IndexLane.open(project, matrix.requirements, os.environ, chosen)
@@ -129,6 +136,7 @@ def run(
         subject=chosen,
         reuse=reuse,
         again=_again(report_dir, cells_dir, suite, inventory, data, subject),
+        shard=part,
     )
     session = prepare(project, cells, options, lane, os.environ, resumed=unfinished)
     if not lane.uv.shares_disk_with(project.cells):
@@ -137,15 +145,28 @@ def run(
         screen.print(_ONE_CELL_REUSE, markup=False)
     with display_for(screen, len(session.cells)) as display:
         report = execute(session, display)
-    publish_run(session, report, screen)
+    publish_run(project, session.folder, report, screen)
     raise typer.Exit(exit_code(report.verdict))
 
 
-def publish_run(session: Session, report: Report, screen: Console) -> None:
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of the shards' runs, each with a run.json.")],
+    report_dir: ReportDir = None,
+    inventory: Inventory = None,
+    data: DataDir = None,
+    root: Root = None,
+) -> None:
+    """Merge the shards of one run into one report. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
+    project = Project.find(root).with_paths(data=data, inventory=inventory, reports=report_dir)
+    merged = merge_shards(project, read_shards(runs))
+    publish_run(merged.project, merged.folder, merged.report, console())
+    raise typer.Exit(exit_code(merged.report.verdict))
+
+
+def publish_run(project: Project, folder: RunFolder, report: Report, screen: Console) -> None:
     """Write the reports of a run, make them the latest, and print its screen."""
-    project = session.project
-    write_run(session.folder, report, project.data)
-    session.folder.publish()
+    write_run(folder, report, project.data)
+    folder.publish()
     screen.print(terminal.render(report))
     screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
 
@@ -174,12 +195,22 @@ def plan(
     select: Select = None,
     classes: Classes = False,
     shard: ShardText = None,
+    durations: Durations = None,
     github: Annotated[bool, typer.Option("--github", help="Print the matrix of a GitHub workflow as JSON.")] = False,
+    shards: Annotated[
+        int | None, typer.Option("--shards", min=1, help="With --github: one job for each of so many shards.")
+    ] = None,
     root: Root = None,
 ) -> None:
     """List the cells that a run would judge."""
     project = Project.find(root)
-    cells = plan_cells(load_classified_matrix(project.data), selection(select, classes, shard))
+    if shards is not None and (not github or shard):
+        raise UsageError("--shards prints one job for each shard.", "Give it with --github and without --shard.")
+    matrix = load_classified_matrix(project.data)
+    cells, _ = planned(project, matrix, selection(select, classes, shard), durations)
+    if shards is not None:
+        typer.echo(github_shards(cells, shards, shard_seconds(project, durations)))
+        return
     if github:
         typer.echo(github_matrix(cells))
         return

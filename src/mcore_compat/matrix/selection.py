@@ -6,21 +6,22 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mcore_compat import versions
 from mcore_compat.errors import SelectionError
 from mcore_compat.matrix.cells import Cell, Matrix
 
-__all__ = ["Selection", "Shard", "github_matrix", "plan_cells"]
+__all__ = ["Selection", "Shard", "github_matrix", "github_shards", "plan_cells"]
 
 _SHARD = re.compile(r"(\d{1,4})/(\d{1,4})")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Part ``index`` (from 1) of ``count`` equal parts of a plan."""
+    """Part ``index`` (from 1) of ``count`` parts of a plan that take about equally long."""
 
     index: int
     count: int
@@ -38,9 +39,30 @@ class Shard:
             raise SelectionError(f"`{text}` is not a shard.", "Write it as i/n with 1 <= i <= n, for example 2/4.")
         return shard
 
-    def of(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        """This shard's cells; neighbours go to different shards, since they take equally long."""
-        return cells[self.index - 1 :: self.count]
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, cells: Sequence[Cell], seconds: Mapping[str, float] | None = None) -> tuple[Cell, ...]:
+        """This shard's cells, in the order of the plan; a function of its arguments alone.
+
+        The longest cells are dealt first, each to the shard with the least work so far. Without durations all cells
+        count equally, and neighbours go to different shards.
+
+        Args:
+            cells: the whole plan.
+            seconds: measured duration by cell id; a cell without one counts as the median of the others.
+        """
+        known = [value for cell in cells if (value := (seconds or {}).get(cell.id)) is not None]
+        usual = statistics.median(known) if known else 1.0
+        weights = [(seconds or {}).get(cell.id, usual) for cell in cells]
+        loads = [(0.0, 0, shard) for shard in range(self.count)]
+        mine = []
+        for place in sorted(range(len(cells)), key=lambda place: (-weights[place], place)):
+            load, dealt, shard = min(loads)
+            loads[shard] = (load + weights[place], dealt + 1, shard)
+            if shard == self.index - 1:
+                mine.append(place)
+        return tuple(cells[place] for place in sorted(mine))
 
 
 @dataclass(frozen=True)
@@ -59,13 +81,19 @@ class Selection:
     python: str | None = None
     shard: Shard | None = None
 
+    @property
+    def whole(self) -> Selection:
+        """The same selection without its shard."""
+        return replace(self, shard=None)
 
-def plan_cells(matrix: Matrix, selection: Selection) -> tuple[Cell, ...]:
+
+def plan_cells(matrix: Matrix, selection: Selection, seconds: Mapping[str, float] | None = None) -> tuple[Cell, ...]:
     """The selected cells, in the order of the matrix.
 
     Args:
         matrix: with computed contract classes where the selection asks for one cell of each.
         selection: what the caller asked for.
+        seconds: measured duration by cell id, by which shards are balanced.
 
     Raises:
         SelectionError: a pattern matches no cell, or nothing is left.
@@ -79,10 +107,10 @@ def plan_cells(matrix: Matrix, selection: Selection) -> tuple[Cell, ...]:
         cells = _representatives(cells)
     if selection.shard is not None:
         whole = len(cells)
-        cells = selection.shard.of(cells)
+        cells = selection.shard.of(cells, seconds)
         if not cells:
             raise SelectionError(
-                f"Shard {selection.shard.index}/{selection.shard.count} of {whole} cells is empty.",
+                f"Shard {selection.shard} of {whole} cells is empty.",
                 f"Use at most {whole} shards.",
             )
     return cells
@@ -94,6 +122,28 @@ def github_matrix(cells: Iterable[Cell]) -> str:
         {"cell": cell.id, "megatron_core": cell.megatron_core, "python": cell.python, "lane": cell.lane}
         for cell in cells
     ]
+    return _on_one_line(include)
+
+
+def github_shards(cells: Sequence[Cell], count: int, seconds: Mapping[str, float] | None = None) -> str:
+    """The ``matrix`` of a GitHub workflow: one job a shard, as JSON on one line; there are no empty shards.
+
+    Args:
+        cells: the whole plan.
+        count: shards, at most one a cell.
+        seconds: measured duration by cell id.
+    """
+    shards = [Shard(index, min(count, len(cells))) for index in range(1, min(count, len(cells)) + 1)]
+    include = []
+    for shard in shards:
+        mine = shard.of(cells, seconds)
+        pythons = sorted({cell.python for cell in mine}, key=versions.sort_key)
+        ids = [cell.id for cell in mine]
+        include.append({"shard": str(shard), "index": shard.index, "cells": ids, "python": "\n".join(pythons)})
+    return _on_one_line(include)
+
+
+def _on_one_line(include: Sequence[Mapping[str, object]]) -> str:
     return json.dumps({"include": include}, separators=(",", ":"))
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from mcore_compat.errors import InfrastructureError
-from mcore_compat.judge.cell import judge_expectations
-from mcore_compat.judge.criteria import found
+from mcore_compat.pipeline.assemble import Exceptions, assemble
 from mcore_compat.pipeline.executors import Executor, LocalThreads
 from mcore_compat.pipeline.one_cell import judge_one
 from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.session import Session
 from mcore_compat.results import CellResult, Report, SubjectInfo
-from mcore_compat.verdicts import Verdict, worst
 
 __all__ = ["InterruptedRunError", "execute"]
 
@@ -48,26 +45,11 @@ def execute(session: Session, display: Display, executor: Executor | None = None
             f"The run was interrupted; {known} of {len(session.cells)} cells are judged and kept.",
             f"Continue with `{session.options.again}`.",
         ) from exc
-    return _report(session, finished, time.monotonic() - started)
-
-
-def _report(session: Session, finished: Mapping[str, CellResult], seconds: float) -> Report:
-    results = tuple(finished[cell.id] for cell in session.cells if cell.id in finished)
-    lost = [cell_id for cell_id in session.plan.planned if cell_id not in finished]
-    findings = session.lane.host_findings()
-    findings += judge_expectations(session.expectations, session.matrix.cells, results)
-    findings += tuple(
-        found(Verdict.UNPROVEN, "cell-lost", f"cell {cell_id} was planned and has no result", "Run it again.")
-        for cell_id in lost
-    )
-    verdicts = [result.verdict for result in results] + [f.verdict for f in findings if f.verdict is not None]
     wheel, subject = session.lane.wheel, session.options.subject
-    return Report(
-        run_id=session.plan.run_id,
-        started=session.plan.started,
-        seconds=round(seconds, 1),
-        verdict=worst(verdicts),
-        subject=SubjectInfo(
+    return assemble(
+        session.plan,
+        finished,
+        SubjectInfo(
             name=wheel.name,
             version=wheel.version,
             sha256=wheel.sha256,
@@ -76,10 +58,8 @@ def _report(session: Session, finished: Mapping[str, CellResult], seconds: float
             judged_version=subject.peer.version if subject.peer is not None else None,
             judged_sha256=subject.peer.sha256 if subject.peer is not None else None,
         ),
-        suite_sha256=session.plan.inputs["suite"],
+        Exceptions(session.expectations, session.matrix.cells),
         suite=session.project.suite_name,
-        profile=session.plan.profile,
-        planned=session.plan.planned,
-        cells=results,
-        findings=findings,
+        seconds=time.monotonic() - started,
+        findings=session.lane.host_findings(),
     )

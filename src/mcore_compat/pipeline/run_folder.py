@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcore_compat.errors import ReportError, UsageError
 from mcore_compat.files.atomic import write_atomically
@@ -23,12 +23,28 @@ from mcore_compat.files.digest import digest_of_bytes
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.results import CellResult, Report
 
-__all__ = ["RunFolder", "RunKind", "RunPlan", "new_run_id", "newest_unfinished"]
+__all__ = ["PlannedShard", "RunFolder", "RunKind", "RunPlan", "new_run_id", "newest_unfinished"]
 
 # Locked as long as a process works on the run; the kernel releases it when the process ends.
 _ALIVE = ".alive"
 # What a run is part of: somebody's own run of a suite, or a step of a gate, a bisection, a collection.
 RunKind = Literal["run", "gpu", "gate", "bisect", "collect"]
+
+
+class PlannedShard(BaseModel):
+    """Which part of a plan a run is.
+
+    Attributes:
+        index: from 1.
+        count: number of parts.
+        whole: ids of the cells of all parts, in the order of the matrix.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int = Field(ge=1)
+    count: int = Field(ge=1)
+    whole: tuple[str, ...]
 
 
 class RunPlan(BaseModel):
@@ -38,6 +54,7 @@ class RunPlan(BaseModel):
         kind: what the run is part of.
         planned: ids of its cells.
         inputs: digests of everything that a result depends on, by name.
+        shard: the part of a larger plan that this run is; None: it is a run of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +65,7 @@ class RunPlan(BaseModel):
     planned: tuple[str, ...]
     profile: str
     inputs: Mapping[str, str]
+    shard: PlannedShard | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mcore_compat.matrix.cells import Cell, Matrix
 from mcore_compat.matrix.expectations import Expectations, load_expectations
 from mcore_compat.matrix.inventory import Inventory, load_inventory
 from mcore_compat.pipeline.lanes import Lane
-from mcore_compat.pipeline.run_folder import RunFolder, RunKind, RunPlan, new_run_id
+from mcore_compat.pipeline.run_folder import PlannedShard, RunFolder, RunKind, RunPlan, new_run_id
 from mcore_compat.project import Project
 from mcore_compat.run.suite import run_suite
 from mcore_compat.subjects.selection import OURS, ChosenSubject
@@ -41,6 +41,7 @@ class RunOptions:
         subject: the implementation that the suite judges.
         reuse: take a passing result of an earlier run if nothing that it depends on has changed.
         again: the command that resumes this run after an interruption.
+        shard: the part of a larger plan that the cells are.
     """
 
     kind: RunKind = "run"
@@ -51,6 +52,7 @@ class RunOptions:
     subject: ChosenSubject = OURS
     reuse: bool = False
     again: str = "mcore-compat run --resume"
+    shard: PlannedShard | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def prepare(
             planned=tuple(cell.id for cell in adapted),
             profile=options.profile,
             inputs=inputs,
+            shard=options.shard,
         )
         folder = RunFolder.create(project.reports, plan, scrubber)
     return Session(
