@@ -127,7 +127,7 @@ def witnesses(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def faults(session: nox.Session) -> None:
     """Inject every fault of the catalogue; each must be caught by the check that it names."""
-    install(session)
+    install(session, "test")
     session.run("python", "tests/faults/run.py", f"--results={RESULTS}/faults.json", *session.posargs)
 
 
