@@ -96,8 +96,12 @@ class Fault:
     def plant(self, target: Path, root: Path = ROOT) -> None:
         """Copy the folder to ``target`` with this fault in it; the checkout is not touched."""
         text = self.edited(root)
-        shutil.copytree(root / self.source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        (target / self.file).write_text(text, encoding="utf-8")
+        # With bytecode, which stays valid in a copy that keeps the times of its files: a child compiles one file.
+        shutil.copytree(root / self.source, target)
+        path = target / self.file
+        path.write_text(text, encoding="utf-8")
+        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            stale.unlink()
 
     def plant_upstream(self, target: Path, site: Path) -> None:
         """Make a megatron in ``target`` with this fault in it; every other file is a link to the cell's own."""

@@ -87,7 +87,7 @@ class Lane:
             scratch: an empty folder for copies and results.
         """
         env = {n: value for n, value in os.environ.items() if not n.startswith(("PYTHON", "MCORE_", "PYTEST_"))}
-        env |= {"OMP_NUM_THREADS": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"OMP_NUM_THREADS": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
         if place == "unit":
             env["TRITON_INTERPRET"] = "1"
         self._place, self._scratch = place, scratch
@@ -158,7 +158,7 @@ def _job(number: int, fault: Fault, folder: Path, site: Path | None) -> dict[str
     if fault.replace and fault.place != "upstream":
         fault.plant(source)
     else:
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "src", source)
     if fault.replace and fault.place == "upstream":
         fault.plant_upstream(source, site)
     return {

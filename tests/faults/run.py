@@ -20,6 +20,7 @@ from pathlib import Path
 import places
 import whole_runs
 from catalogue import ROOT, CatalogueError, Fault, load
+from passed import read_passed, without_passed
 from tally import Tally
 
 CONTROL = "(nothing planted)"
@@ -48,6 +49,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="faults side by side")
     parser.add_argument("--cells-dir", type=Path, default=ROOT / ".cells")
     parser.add_argument("--results", type=Path, help="write the counts by kind there, as JSON")
+    parser.add_argument(
+        "--passed", type=Path, action="append", default=[], metavar="FILE",
+        help="results of this same checkout (unit.xml, report.json): no control for checks that pass in them",
+    )  # fmt: skip
     parser.add_argument("--messages", action="store_true", help="also print how each fault showed")
     options = parser.parse_args()
     try:
@@ -83,6 +88,7 @@ def main() -> int:
 def _plant(faults: list[Fault], options: argparse.Namespace, seen: Callable[[places.Outcome], None]) -> None:
     """Plant them all, ``options.jobs`` side by side; whole runs one after the other, since they share a cell."""
     by_place = {place: found for place in ORDER if (found := [fault for fault in faults if fault.place == place])}
+    passed = read_passed(options.passed)
     pythons = dict(text.split("=", 1) for text in options.python)
     interpreters = places.interpreters(set(by_place), pythons, options.cells_dir)
     print(f"{'fault':{max(len(fault.id) for fault in faults)}}  {'where':7}  {'s':>5}  caught by")
@@ -96,7 +102,8 @@ def _plant(faults: list[Fault], options: argparse.Namespace, seen: Callable[[pla
                 tasks.append(lambda found=found, scratch=scratch: _each(found, options.cells_dir, scratch, seen))
                 continue
             lane = stack.enter_context(closing(places.Lane(place, interpreters[place], scratch)))
-            tasks += [lambda lane=lane, fault=fault: [lane.plant(fault)] for fault in (*controls(place, found), *found)]
+            left = without_passed(controls(place, found), passed)
+            tasks += [lambda lane=lane, fault=fault: [lane.plant(fault)] for fault in (*left, *found)]
         pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
         try:
             for future in as_completed([pool.submit(task) for task in tasks]):

@@ -4,7 +4,8 @@ Importing this package imports neither torch nor Megatron; each name below is lo
 
 - :func:`install_cpu_seam`: Megatron's device queries answer without a GPU. Call it before importing Megatron.
 - :class:`Shape`, :func:`build`, :func:`batch_for`: real ``GPTModel`` instances that build in milliseconds, and batches.
-- :func:`process_group`, :func:`run_ranks`: one gloo rank in this process, or a function on several ranks.
+- :func:`process_group`, :func:`run_ranks`: one gloo rank in this process, or a function on several ranks;
+  :func:`preload_in_ranks` lets all ranks share one import of your modules.
 - :class:`LogitsCounter`: fails a block of code that materialises ``[tokens, vocabulary]``.
 - :func:`stock_forward`, :func:`log_probs_and_entropy`, :func:`gradients`, :func:`assert_same_gradients`: float64
   references from the model's own logits.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mcore_compat.testing.logits import LogitsCounter, LogitsMaterialisedError
     from mcore_compat.testing.models import Batch, Shape, batch_for, build, config_for, half_chain, unwrapped
     from mcore_compat.testing.process_groups import process_group
-    from mcore_compat.testing.ranks import run_ranks
+    from mcore_compat.testing.ranks import preload_in_ranks, run_ranks
     from mcore_compat.testing.reference import (
         StockResult,
         assert_same_gradients,
@@ -56,6 +57,7 @@ __all__ = [
     "half_chain",
     "install_cpu_seam",
     "log_probs_and_entropy",
+    "preload_in_ranks",
     "process_group",
     "run_ranks",
     "stock_forward",
@@ -67,7 +69,7 @@ _HOMES = {
     "logits": ("LogitsCounter", "LogitsMaterialisedError"),
     "models": ("Batch", "Shape", "batch_for", "build", "config_for", "half_chain", "unwrapped"),
     "process_groups": ("process_group",),
-    "ranks": ("run_ranks",),
+    "ranks": ("preload_in_ranks", "run_ranks"),
     "reference": ("StockResult", "assert_same_gradients", "gradients", "log_probs_and_entropy", "stock_forward"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -18,10 +19,26 @@ import torch
 
 from mcore_compat.testing import process_groups
 
-__all__ = ["run_ranks"]
+__all__ = ["preload_in_ranks", "run_ranks"]
 
 _TIMEOUT_S = 120
 _PRELOAD = "mcore_compat.testing.preload"
+# What the server is to import besides, and from where: it is a new interpreter and sees the environment alone.
+RANK_MODULES = "MCORE_COMPAT_RANK_MODULES"
+RANK_PATH = "MCORE_COMPAT_RANK_PATH"
+
+
+def preload_in_ranks(*modules: str) -> None:
+    """Have the server of ranks import these modules once, beside torch and Megatron, so that no rank imports them.
+
+    Call it before the first :func:`run_ranks`; the server is started by that call and keeps what it has.
+
+    Args:
+        *modules: dotted names, found on this process's ``sys.path``. One that cannot be imported is left to the rank
+            that needs it, which then reports the error.
+    """
+    os.environ[RANK_MODULES] = ",".join(modules)
+    os.environ[RANK_PATH] = os.pathsep.join(filter(None, sys.path))
 
 
 def run_ranks(job: Callable[..., Any], *arguments: Any, world: int = 1, **layout: int) -> list[Any]:

@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 from mcore_compat.testing import process_groups  # noqa: E402
 from mcore_compat.testing.cpu_seam import install_cpu_seam  # noqa: E402
+from mcore_compat.testing.ranks import preload_in_ranks  # noqa: E402
 from support import applicable, controls  # noqa: E402
 from support import facts as cell_facts  # noqa: E402
 
@@ -35,6 +36,7 @@ _import_seconds = time.monotonic() - _started
 _SUBJECT = load_subject()
 _OFFERED = applicable.capabilities(_SUBJECT, cell_facts.release())
 _NOT_APPLICABLE = pytest.StashKey()
+preload_in_ranks("mcore_fused", type(_SUBJECT).__module__, "support.ranks.sharded_jobs", "support.ranks.megatron_fsdp")
 
 _common = {
     "deadline": None,
