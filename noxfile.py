@@ -99,7 +99,9 @@ def unit(session: nox.Session) -> None:
     """Unit tests alone."""
     install(session, "test")
     RESULTS.mkdir(exist_ok=True)
-    session.run("python", "-m", "pytest", "tests/unit", "-q", f"--junitxml={RESULTS}/unit.xml", *session.posargs)
+    spread = ("-n", "auto", "--dist", "worksteal")  # over all cores
+    results = f"--junitxml={RESULTS}/unit.xml"
+    session.run("python", "-m", "pytest", "tests/unit", "-q", *spread, results, *session.posargs)
 
 
 @nox.session(python=PYTHON)

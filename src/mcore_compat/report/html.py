@@ -15,6 +15,7 @@ from mcore_compat.gate.model import GateReport
 from mcore_compat.report.answer import answer_of_gate, answer_of_run, counted
 from mcore_compat.report.causes import HEADINGS, STATES, Cause, all_causes
 from mcore_compat.report.clean import cleaned, sentence, shortened
+from mcore_compat.report.templates import load_template
 from mcore_compat.report.timeline import Transition
 from mcore_compat.results import CellResult, CheckResult, Report, signature
 
@@ -138,15 +139,7 @@ class _Causes:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = _code
-    return environment.get_template("report.html.j2")
+    return load_template(Path(__file__).with_name("report.html.j2"), {"code": _code})
 
 
 def render_page(

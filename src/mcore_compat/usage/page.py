@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 
+from mcore_compat.report.templates import load_template
 from mcore_compat.usage.findings import Severity, UsageFinding
 from mcore_compat.usage.matrix import Column, UsageReport
 
@@ -26,14 +27,7 @@ _SHOWN = 60
 
 @functools.cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2")
+    return load_template(Path(__file__).with_name("page.html.j2"))
 
 
 def _anchor(*parts: str) -> str:
