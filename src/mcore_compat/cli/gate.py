@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import tempfile
 from pathlib import Path
@@ -36,6 +37,7 @@ from mcore_compat.report import gate_text
 from mcore_compat.report.annotations import render_annotations
 from mcore_compat.report.write import write_gate
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
+from mcore_compat.usage.gate_findings import check_source
 from mcore_compat.verdicts import exit_code
 
 __all__ = ["BaselineText", "CandidateText", "Rerun", "publish", "register"]
@@ -86,10 +88,11 @@ def gate(
     interrupt_on_sigterm()
     sides = read_sides(project, candidate, baseline, earlier_reports(project, chosen.name))
     refuse_same(sides)
+    source = check_source(project, sides.baseline, sides.candidate, dt.datetime.now(dt.UTC).date())
     options = RunOptions(kind="gate", jobs=jobs, profile=profile, workers=workers, subject=chosen)
     steps = () if static else index_steps(project, sides, options, os.environ)
     screen = console()
-    judged = run_gate(sides, steps, lambda count: display_for(screen, count), os.environ, rerun=rerun)
+    judged = run_gate(sides, steps, lambda count: display_for(screen, count), os.environ, rerun=rerun, source=source)
     folder = judged.run.folder if judged.run is not None else _own_folder(project, judged)
     publish(judged, folder, project, everything=everything)
     raise typer.Exit(exit_code(judged.gate.verdict))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import platform
 import sys
@@ -46,6 +47,7 @@ from mcore_compat.provision.host_image import read_image
 from mcore_compat.provision.wheelhouse import Wheelhouse
 from mcore_compat.results import Report
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT, ChosenSubject, choose_subject
+from mcore_compat.usage.gate_findings import check_source
 from mcore_compat.verdicts import ExitCode, exit_code
 
 __all__ = ["app", "choose_for_gpu", "fault_caught"]
@@ -136,12 +138,13 @@ def gate_lane(
     project, house = _opened(root, report_dir, bundle)
     sides = read_sides(project, candidate, baseline, earlier_reports(project))
     refuse_same(sides)
+    source = check_source(project, sides.baseline, sides.candidate, dt.datetime.now(dt.UTC).date())
     interrupt_on_sigterm()
     screen = console()
     options = RunOptions(kind="gate", jobs=jobs, profile=profile, again="the same command")
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:
         steps = image_steps(project, sides, options, house, Path(folder), _host(), limit_s=limit, commit=commit)
-        judged = run_gate(sides, steps, lambda count: display_for(screen, count), _host(), rerun=rerun)
+        judged = run_gate(sides, steps, lambda count: display_for(screen, count), _host(), rerun=rerun, source=source)
     assert judged.run is not None
     publish(judged, judged.run.folder, project)
     judged.run.folder.publish()

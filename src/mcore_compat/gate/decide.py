@@ -69,9 +69,9 @@ def _by_findings(
         return Verdict.DRIFT, f"a declared failure that the baseline does not have{whose}: {_said(first)}{suffix}"
     drifted = [f for f in new if f.weight == "drift"]
     if drifted or (candidate.modes != baseline.modes):
-        seen = next((f for f in drifted if f.origin == "cell"), None)
+        seen = next((f for f in drifted if f.origin != "contract"), None)
         if seen is not None:
-            return Verdict.DRIFT, f"{seen.headline}{suffix}"
+            return Verdict.DRIFT, f"{_said(seen) if seen.origin == 'usage' else seen.headline}{suffix}"
         what = drifted[0].headline if drifted else _moved(baseline.modes, candidate.modes)
         return Verdict.DRIFT, f"upstream's surface changed and behaviour is equal: {what}{suffix}"
     return Verdict.OK, f"nothing that we depend on changed for the worse{suffix}"
@@ -87,8 +87,10 @@ def _moved(before: Mapping[str, str | None], after: Mapping[str, str | None]) ->
 
 
 def _said(finding: GateFinding) -> str:
-    """A finding in one line; a check or a kind of finding is named before it, a rule's sentence speaks for itself."""
-    return finding.headline if finding.origin == "contract" else f"{finding.title}: {finding.headline}"
+    """A finding in one line; a check, a kind or a line of source is named before it, a rule's sentence stands alone."""
+    if finding.origin == "contract":
+        return finding.headline
+    return f"{finding.source or finding.title}: {finding.headline}"
 
 
 def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFinding]) -> str:
@@ -107,6 +109,8 @@ def next_step_of(verdict: Verdict, candidate: Side, findings: Sequence[GateFindi
         cause = next((f.next_step for f in new if f.next_step), "")
         if new and all(f.upstream for f in new):
             return f"Report it upstream, and stay on the baseline if the feature is used. {cause}".strip()
+        if new and all(f.origin == "usage" for f in new):
+            return f"Correct the lines that the findings name, or stay on the baseline. {cause}".strip()
         return f"Stay on the baseline{where}; find the change with `mcore-compat bisect`. {cause}".strip()
     if verdict is Verdict.UNRESOLVABLE:
         return "Change the requirement named in the reason, or the cell's constraints in compat_matrix/matrix.toml."

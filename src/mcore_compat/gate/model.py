@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -10,7 +12,17 @@ from mcore_compat.results import AnyFinding, CellResult
 from mcore_compat.subjects.selection import DEFAULT_SUBJECT
 from mcore_compat.verdicts import Level, Verdict
 
-__all__ = ["SCHEMA_VERSION", "GateFinding", "GateReport", "Side", "State", "Tier", "WitnessState"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "GateFinding",
+    "GateReport",
+    "Lines",
+    "Side",
+    "SourceCheck",
+    "State",
+    "Tier",
+    "WitnessState",
+]
 
 SCHEMA_VERSION: Literal[1] = 1
 State = Literal["new", "fixed", "same", "flaky"]
@@ -25,21 +37,25 @@ class GateFinding(_Record, AnyFinding):
     """One difference between the two sides, or something they share.
 
     Attributes:
-        origin: ``contract`` (read from source) or ``cell`` (seen when run).
+        origin: ``contract`` (read from upstream's source), ``usage`` (read from the project's own source) or ``cell``
+            (seen when run).
         title: stable name: the rule's id, or the check's.
         state: new in the candidate, fixed in it, on both sides, or not the same when run again.
         witness: what running the rule's witness on both sides said; ``none`` where the finding needs none.
+        where: ``path:line`` in upstream's source.
+        source: ``path:line`` in the project's own source.
         consequence: by mode of mcore_fused.
         change: lines of a diff of the contract's item, from the baseline to the candidate.
         upstream: raised inside megatron-core with no frame of mcore_fused on the stack: upstream's own failure.
     """
 
-    origin: Literal["contract", "cell"]
+    origin: Literal["contract", "usage", "cell"]
     title: str
     state: State
     level: Level
     message: str
     where: str | None = None
+    source: str | None = None
     item: str | None = None
     link: str | None = None
     next_step: str = ""
@@ -85,10 +101,40 @@ class Side(_Record):
 class Tier(_Record):
     """One step of the gate."""
 
-    name: Literal["static", "witness", "cpu", "gpu"]
+    name: Literal["usage", "static", "witness", "cpu", "gpu"]
     ran: bool
     seconds: float = 0.0
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A witness: lines of Python that a cell's interpreter runs.
+
+    Attributes:
+        source: its lines, with the prelude where it wants one.
+        isolated: it needs a process in which megatron was not imported yet.
+        fails_with: the exception that means "fail"; any other one means that the witness itself did not work.
+    """
+
+    source: str
+    isolated: bool = False
+    fails_with: str = "AssertionError"
+
+
+@dataclass(frozen=True)
+class SourceCheck:
+    """What reading the project's own source against both sides gave.
+
+    Attributes:
+        tier: the step, run or not.
+        findings: of origin ``usage``.
+        witnesses: of some of them, by their place in ``findings``.
+    """
+
+    tier: Tier
+    findings: tuple[GateFinding, ...] = ()
+    witnesses: Mapping[int, Lines] = field(default_factory=dict)
 
 
 class GateReport(_Record):

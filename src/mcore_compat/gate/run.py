@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from mcore_compat.gate.blame import upstream_failures
 from mcore_compat.gate.built import BuiltLane, build_all
 from mcore_compat.gate.compare import contract_change, excused, pair_cells
 from mcore_compat.gate.decide import decide, next_step_of
-from mcore_compat.gate.model import GateFinding, GateReport, Side, Tier, WitnessState
+from mcore_compat.gate.model import GateFinding, GateReport, Lines, Side, SourceCheck, Tier, WitnessState
 from mcore_compat.gate.sides import Sides, static_findings
-from mcore_compat.gate.witness import Lines, Outcome, judge_witness, run_witnesses, witness_of
+from mcore_compat.gate.witness import Outcome, judge_usage_witness, judge_witness, run_witnesses, witness_of
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.pipeline.execute import execute
 from mcore_compat.pipeline.lanes import Lane
@@ -36,6 +36,8 @@ __all__ = ["GateRun", "GateStep", "Judged", "run_gate"]
 
 type MakeDisplay = Callable[[int], AbstractContextManager[Display]]
 type RunSession = Callable[[Session, Display], Report]
+type Named = tuple[Literal["contract", "usage"], int]
+type Outcomes = dict[Named, tuple[Outcome, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def run_gate(
     host: Mapping[str, str],
     *,
     rerun: bool = True,
+    source: SourceCheck | None = None,
     run_session: RunSession = execute,
 ) -> Judged:
     """Judge the candidate against the baseline.
@@ -102,6 +105,7 @@ def run_gate(
         display: makes the display for a number of cells.
         host: the caller's environment variables.
         rerun: run both again where they differ, to find checks that are not stable.
+        source: what reading the project's own source gave; None: it was not read.
         run_session: runs the cells; a test gives another.
 
     Raises:
@@ -110,10 +114,12 @@ def run_gate(
     """
     begun = time.monotonic()
     static = static_findings(sides)
-    tiers = [Tier(name="static", ran=True, seconds=_since(begun), note="nothing was run")]
+    tiers = [source.tier] if source is not None else []
+    tiers.append(Tier(name="static", ran=True, seconds=_since(begun), note="nothing was run"))
+    witnesses = _witnesses(static, source)
     pairs: tuple[GateFinding, ...] = ()
     results: dict[str, CellResult] = {}
-    outcomes: dict[int, tuple[Outcome, Outcome]] = {}
+    outcomes: Outcomes = {}
     first: GateRun | None = None
     for step in steps:
         if step.open_lane is None:
@@ -131,13 +137,17 @@ def run_gate(
         # The candidate's cell knows no exceptions of its own; those of the baseline hold for it too.
         results = {"old": old, "new": excused(new, old)}
         begun = time.monotonic()
-        outcomes = _outcomes(static, step.cells, results, lane, host)
+        outcomes = _outcomes(witnesses, step.cells, results, lane, host)
         note = f"{len(outcomes)} reproducer{'' if len(outcomes) == 1 else 's'} on both sides"
         tiers.append(Tier(name="witness", ran=bool(outcomes), seconds=_since(begun), note=note))
         if Verdict.INFRA in {result.verdict for result in results.values()}:
             break
     run_id = first.report.run_id if first is not None else new_run_id()
-    gate = build_report(sides, static, outcomes, pairs, tiers, results, run_id, first.report if first else None)
+    read = (
+        *(_as_gate_finding(finding, outcomes.get(("contract", n))) for n, finding in enumerate(static)),
+        *_usage_findings(source, outcomes),
+    )
+    gate = build_report(sides, (*read, *pairs), tiers, results, run_id, first.report if first else None)
     return Judged(gate, first)
 
 
@@ -173,16 +183,13 @@ def _since(begun: float) -> float:
 
 def build_report(
     sides: Sides,
-    static: tuple[Finding, ...],
-    outcomes: Mapping[int, tuple[Outcome, Outcome]],
-    pairs: tuple[GateFinding, ...],
+    findings: tuple[GateFinding, ...],
     tiers: Sequence[Tier],
     results: Mapping[str, CellResult],
     run_id: str,
     report: Report | None,
 ) -> GateReport:
     """The gate's report from everything that is known."""
-    findings = (*(_as_gate_finding(f, outcomes.get(n)) for n, f in enumerate(static)), *pairs)
     old = _side(sides, sides.baseline, sides.old, sides.old.name, results.get("old"))
     new = _side(sides, sides.candidate, sides.new, sides.nearest, results.get("new"))
     verdict, reason = decide(old, new, tiers, findings)
@@ -199,24 +206,46 @@ def build_report(
     )
 
 
+def _witnesses(static: tuple[Finding, ...], source: SourceCheck | None) -> dict[Named, Lines]:
+    """The witnesses of what is not on both sides, by the finding that each belongs to."""
+    found: dict[Named, Lines] = {
+        ("contract", number): lines
+        for number, finding in enumerate(static)
+        if finding.state is not FindingState.SAME and (lines := witness_of(finding)) is not None
+    }
+    if source is not None:
+        found |= {("usage", number): lines for number, lines in source.witnesses.items()}
+    return found
+
+
+def _usage_findings(source: SourceCheck | None, outcomes: Outcomes) -> Iterator[GateFinding]:
+    """Findings about the project's own source, with what their witnesses showed."""
+    if source is None:
+        return
+    for number, finding in enumerate(source.findings):
+        outcome = outcomes.get(("usage", number))
+        if outcome is not None:
+            note = next((o.note for o in reversed(outcome) if o.note), "")
+            yield finding.model_copy(update={"witness": judge_usage_witness(*outcome), "witness_note": note})
+        elif number in source.witnesses:
+            yield finding.model_copy(update={"witness": "not run"})
+        else:
+            yield finding
+
+
 def _outcomes(
-    static: tuple[Finding, ...],
+    witnesses: Mapping[Named, Lines],
     cells: tuple[Cell, Cell],
     results: Mapping[str, CellResult],
     lane: Lane,
     host: Mapping[str, str],
-) -> dict[int, tuple[Outcome, Outcome]]:
+) -> Outcomes:
     if any(result.verdict in {Verdict.INFRA, Verdict.UNRESOLVABLE} for result in results.values()):
         return {}
-    sources = {
-        number: lines
-        for number, finding in enumerate(static)
-        if finding.state is not FindingState.SAME and (lines := witness_of(finding)) is not None
-    }
-    if not sources:
+    if not witnesses:
         return {}
-    runs = [_reproduced([*sources.values()], cell, lane, host) for cell in lane.adapted(cells)]
-    return {number: (runs[0][place], runs[1][place]) for place, number in enumerate(sources)}
+    runs = [_reproduced([*witnesses.values()], cell, lane, host) for cell in lane.adapted(cells)]
+    return {named: (runs[0][place], runs[1][place]) for place, named in enumerate(witnesses)}
 
 
 def _reproduced(lines: Sequence[Lines], cell: Cell, lane: Lane, host: Mapping[str, str]) -> list[Outcome]:

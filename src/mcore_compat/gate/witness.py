@@ -12,12 +12,12 @@ from typing import Literal, get_args
 
 from mcore_compat.contract.rules.compare import Finding, FindingState
 from mcore_compat.files.untrusted import parsed_json, printable
-from mcore_compat.gate.model import WitnessState
+from mcore_compat.gate.model import Lines, WitnessState
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.provision.child_env import cell_environment
 from mcore_compat.provision.process import run_logged
 
-__all__ = ["Lines", "Outcome", "judge_witness", "run_witnesses", "witness_of"]
+__all__ = ["Outcome", "judge_usage_witness", "judge_witness", "run_witnesses", "witness_of"]
 
 Result = Literal["pass", "fail", "error"]
 _MARK = "mcore-compat witness "
@@ -67,21 +67,6 @@ for index, (source, isolated, fails_with) in witnesses:
     if not isolated:
         judge(index, source, fails_with)
 """.replace("MARK", _MARK)
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A witness, filled in.
-
-    Attributes:
-        source: its lines, with the prelude where it wants one.
-        isolated: it needs a process in which megatron was not imported yet.
-        fails_with: the exception that means "fail"; any other one means that the witness itself did not work.
-    """
-
-    source: str
-    isolated: bool = False
-    fails_with: str = "AssertionError"
 
 
 @dataclass(frozen=True)
@@ -158,3 +143,13 @@ def judge_witness(state: FindingState, before: Outcome, after: Outcome) -> Witne
     if "error" in {before.result, after.result}:
         return "inconclusive"
     return "confirmed" if (before.result, after.result) == wanted else "refuted"
+
+
+def judge_usage_witness(before: Outcome, after: Outcome) -> WitnessState:
+    """Whether running bears out that the candidate takes something away.
+
+    What does not work with the baseline either, such as a name that needs Transformer Engine, shows nothing.
+    """
+    if before.result != "pass" or after.result == "error":
+        return "inconclusive"
+    return "confirmed" if after.result == "fail" else "refuted"

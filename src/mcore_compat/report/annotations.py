@@ -38,6 +38,10 @@ def _line(cause: Cause, folder: str) -> tuple[str, str]:
     level = _COMMANDS[severity(cause.weight)]
     file = cause.checks[0].partition("::")[0] if cause.checks else ""
     path = f"{folder}/{file}" if file.endswith(".py") and folder and not cause.in_source else None
+    line = None
+    if cause.source:
+        path, _, number = cause.source.rpartition(":")
+        line = int(number)
     rows = [cause.message]
     if cause.where:
         rows[0] = f"{cause.headline} ({cause.where})"
@@ -46,7 +50,7 @@ def _line(cause: Cause, folder: str) -> tuple[str, str]:
         rows.append(f"{counted(len(cause.checks), 'failing check')} name it")
     rows += [f"Cells: {', '.join(cause.cells)}"] if cause.cells else []
     title = cause.kind if cause.in_source else cause.title
-    return level, _command(level, title, "\n".join(rows), path)
+    return level, _command(level, title, "\n".join(rows), path, line)
 
 
 def _all(report: Report | None, gate: GateReport | None) -> Iterator[tuple[str, str]]:

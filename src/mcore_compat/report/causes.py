@@ -49,12 +49,13 @@ class Cause:
         since: in which releases, in words; "" for a gate.
         state: new, gone or shared between the sides of a gate.
         where: ``path:line`` in upstream's source.
+        source: ``path:line`` in the project's own source.
         change: lines of a diff of what upstream changed.
         reproducer: whether the reproducer showed it on both sides, in words.
         consequences: what it means, by mode.
         remark: what else is known, such as another failure of the same check on the baseline.
         upstream: no code of the subject was on the stack.
-        in_source: it was read in upstream's source; otherwise it was seen when a cell ran.
+        in_source: it was read in a source; otherwise it was seen when a cell ran.
         models: how many models have it at the same place.
     """
 
@@ -67,6 +68,7 @@ class Cause:
     since: str = ""
     state: State | None = None
     where: str = ""
+    source: str = ""
     change: tuple[str, ...] = ()
     reproducer: str = ""
     consequences: Mapping[str, str] = field(default_factory=dict)
@@ -148,10 +150,18 @@ def gate_causes(gate: GateReport) -> tuple[Cause, ...]:
         key = (
             ("cell", finding.state, finding.weight, finding.upstream, finding.signature)
             if finding.origin == "cell"
-            else (finding.title, finding.state, finding.weight, finding.message, finding.where, finding.witness)
+            else (
+                finding.title,
+                finding.state,
+                finding.weight,
+                finding.message,
+                finding.where,
+                finding.source,
+                finding.witness,
+            )
         )
         groups.setdefault(key, []).append(finding)
-    read = [_of_gate(members) for members in groups.values() if members[0].origin == "contract"]
+    read = [_of_gate(members) for members in groups.values() if members[0].origin != "cell"]
     seen = [_of_gate(members) for members in groups.values() if members[0].origin == "cell"]
     return tuple(sorted(_folded(read, seen), key=_gate_order))
 
@@ -187,6 +197,7 @@ def _of_gate(members: Sequence[GateFinding]) -> Cause:
         checks=checks,
         state=first.state,
         where=first.where or "",
+        source=first.source or "",
         change=first.change,
         reproducer=f"{reproduced}{note}",
         consequences=dict(first.consequence),

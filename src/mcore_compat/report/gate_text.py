@@ -55,7 +55,9 @@ def _named_by(cause: Cause, limit: int) -> str:
 
 
 def _details(cause: Cause) -> Iterator[str]:
-    if cause.where:
+    if cause.source:
+        yield f"at {cause.source}" + (f"; upstream's {cause.where}" if cause.where else "")
+    elif cause.where:
         yield f"at {cause.where}"
     yield from cause.change
     if cause.reproducer:
@@ -102,7 +104,7 @@ def _plain(words: str) -> str:
 
 
 def _item(cause: Cause) -> str:
-    place = f" at `{cause.where}`" if cause.where else ""
+    place = f" at `{cause.source or cause.where}`" if cause.source or cause.where else ""
     link = f" ([more]({cause.link}))" if cause.link else ""
     rows = [
         f"- **{cause.level}** {_about(cause)}{_plain(shortened(cause.headline, 400))}{_marks(cause)}{place}{link}",

@@ -20,7 +20,7 @@ MAX_RESULTS = 5000  # GitHub takes up to 25,000 and shows the first 5,000
 _MAX_MESSAGE = 1000
 _MAX_CHECKS = 200
 _MAX_PLACES = 20
-_UPSTREAM, _SUITE = "MEGATRON", "SUITE"
+_UPSTREAM, _SUITE, _SOURCE = "MEGATRON", "SUITE", "SOURCE"
 # What the kinds of findings that are no contract rules mean.
 RULE_TEXTS: Mapping[str, str] = {
     "as-declared": "A check fails or is skipped as expectations.toml declares it, with a reason and an expiry date.",
@@ -60,8 +60,10 @@ RULE_TEXTS: Mapping[str, str] = {
     "reused": "The result of an earlier run with the same inputs.",
     "skipped-check": "A check that inventory.toml declares was skipped.",
     "stock-changed": "Unpatched megatron-core computes something else than before on the same weights.",
+    "source-unread": "A file of the project's own source that names Megatron is not readable as Python.",
     "time-limit": "The suite did not end within the cell's time limit.",
     "undeclared-check": "A check ran that inventory.toml does not declare for this cell.",
+    "usage-expectation-stale": "An entry of usage.toml has expired, or covers no finding.",
     "wrong-mode": "The subject chose another mode than the cell expects.",
     "wrong-origin": "megatron.core was imported from another place than the cell's environment.",
     "wrong-subject": "The suite judged another implementation than it was told to.",
@@ -75,16 +77,18 @@ def _location(path: str, line: int, base: str) -> dict[str, Any]:
 
 
 def _result(cause: Cause, folder: str) -> dict[str, Any]:
-    """One result per cause: at upstream's line, else at the first check's file; the other checks are related places."""
+    """One result per cause: at the project's line, else upstream's, else the first check's file; others are related."""
     files = dict.fromkeys(check.partition("::")[0] for check in cause.checks)
     named = [file for file in files if file.endswith(".py") and folder]
     suite = [_location(f"{folder}/{file}", 1, _SUITE) for file in named]
     path, _, line = cause.where.rpartition(":")
     upstream = [_location(path, int(line), _UPSTREAM)] if path and line.isdigit() else []
+    file, _, number = cause.source.rpartition(":")
+    own = [_location(file, int(number), _SOURCE)] if file else []
     text = cause.message if cause.in_source else f"{_about(cause)}{cause.message}"
     if len(text) > _MAX_MESSAGE:
         text = f"{text[:_MAX_MESSAGE]}… ({len(text)} characters)"
-    key = f"{cause.kind}\0{cause.where.rpartition(':')[0]}\0{signature(cause.message)}"
+    key = f"{cause.kind}\0{file or path}\0{signature(cause.message)}"
     properties: dict[str, Any] = {
         "level": cause.level,
         "cells": list(cause.cells),
@@ -101,7 +105,7 @@ def _result(cause: Cause, folder: str) -> dict[str, Any]:
         "partialFingerprints": {"mcoreCompat/v2": hashlib.sha256(key.encode()).hexdigest()[:32]},
         "properties": properties,
     }
-    places = [*upstream, *suite]
+    places = [*own, *upstream, *suite]
     if places:
         result["locations"] = places[:1]
     if len(places) > 1:
@@ -150,6 +154,7 @@ def render_sarif(report: Report | None, gate: GateReport | None = None) -> str:
         "originalUriBaseIds": {
             _UPSTREAM: {"description": {"text": "root of the megatron-core source"}},
             _SUITE: {"description": {"text": "root of this project's checkout"}},
+            _SOURCE: {"description": {"text": "root of the project whose source was checked"}},
         },
         "invocations": [invocation],
         "columnKind": "utf16CodeUnits",

@@ -115,6 +115,9 @@ def write_gate(folder: RunFolder, gate: GateReport, report: Report | None, data:
     checked("gate.md", lambda: gate_text.markdown(gate))
     if report is not None:
         write_run(folder, report, data, gate)
+    else:
+        checked("results.sarif", lambda: render_sarif(None, gate))
+        checked("annotations.txt", lambda: "\n".join([*render_annotations(None, gate), ""]))
     checked.finish()
 
 

@@ -50,9 +50,14 @@ class UsageExpectation(DataModel):
 
 
 class UsageExpectations(DataModel):
-    """The file."""
+    """The file.
+
+    Attributes:
+        include: folders of the source that the gate reads; everything but its tests where empty.
+    """
 
     schema_version: Literal[1]
+    include: tuple[str, ...] = Field(default=(), strict=False)
     expectation: tuple[UsageExpectation, ...] = Field(default=(), strict=False)
 
 
@@ -66,7 +71,11 @@ def load_usage_expectations(path: Path) -> UsageExpectations:
 
 
 def apply_expectations(report: UsageReport, expected: UsageExpectations, today: dt.date) -> UsageReport:
-    """The report with covered findings marked, and the stale entries named."""
+    """The report with covered findings marked, and the stale entries named.
+
+    An entry about Megatrons that are not in the report cannot be stale by covering nothing.
+    """
+    labels = [column.label for column in report.columns]
     live = [entry for entry in expected.expectation if today < entry.expires]
     stale = [f"{entry} expired on {entry.expires}." for entry in expected.expectation if entry not in live]
     used: set[int] = set()
@@ -81,5 +90,9 @@ def apply_expectations(report: UsageReport, expected: UsageExpectations, today: 
     columns = tuple(
         replace(column, findings=tuple(marked(finding) for finding in column.findings)) for column in report.columns
     )
-    stale += [f"{entry} covers no finding." for index, entry in enumerate(live) if index not in used]
+    stale += [
+        f"{entry} covers no finding."
+        for index, entry in enumerate(live)
+        if index not in used and any(fnmatch.fnmatchcase(label, entry.against) for label in labels)
+    ]
     return replace(report, columns=columns, stale=tuple(stale))

@@ -20,12 +20,16 @@ from mcore_compat.contract.source.git import describe_commit, git, is_repository
 from mcore_compat.contract.source.tree import SourceError
 from mcore_compat.releases import IndexUnreachableError, cache_directory
 
-__all__ = ["AdopterSource", "open_source", "patch_files"]
+__all__ = ["AdopterSource", "NoPythonError", "open_source", "patch_files"]
 
 _FORMS = "give a folder, a .whl, a .tar.gz, package==version, or git+file:///repository@ref."
 _MAX_BYTES = 4 * 1024 * 1024
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".nox", ".tox", "build"})
 _MARK = b"megatron"
+
+
+class NoPythonError(SourceError):
+    """The source has no Python files."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def _of(name: str, version: str, members: Iterator[tuple[str, bytes]], include: 
         if _MARK in data and len(data) <= _MAX_BYTES:
             files[path] = data.decode("utf-8", "replace")
     if not paths:
-        raise SourceError(f"{name} has no Python files.", _FORMS)
+        raise NoPythonError(f"{name} has no Python files.", _FORMS)
     return AdopterSource(name, version, dict(sorted(files.items())), len(paths), tuple(sorted(paths)))
 
 
@@ -96,7 +100,7 @@ def _kept(path: str, include: tuple[str, ...]) -> bool:
 
 def _folder_files(root: Path) -> Iterator[tuple[str, bytes]]:
     for folder, below, names in os.walk(root):
-        below[:] = sorted(name for name in below if name not in _SKIPPED)
+        below[:] = sorted(name for name in below if name not in _SKIPPED and not name.startswith("."))
         for name in sorted(names):
             full = Path(folder, name)
             if _interesting(name) and full.is_file() and full.stat().st_size <= _MAX_BYTES:

@@ -80,19 +80,45 @@ def commits_of(clone: Path, start: str, end: str) -> list[_Change]:
 
 
 class _Watched:
-    """Uses of all lists, and which files each symbol's answer depends on in the tree at hand."""
+    """Uses of all lists by symbol, and the files that each symbol's answer depends on in the tree at hand."""
 
     def __init__(self, lists: Sequence[UseList]) -> None:
         self.lists = lists
-        self.symbols = sorted({symbol for one in lists for use in one.extracted.uses for symbol in _symbols(use)})
         self.files: dict[str, frozenset[str]] = {}
+        # Places of uses in their list, by symbol: for whole histories a search through all uses takes too long.
+        self._uses: list[dict[str, set[int]]] = []
+        self._handlers: list[dict[str, set[int]]] = []
+        for one in lists:
+            by_symbol: dict[str, set[int]] = {}
+            by_handler: dict[str, set[int]] = {}
+            for place, use in enumerate(one.extracted.uses):
+                for symbol in _symbols(use):
+                    by_symbol.setdefault(symbol, set()).add(place)
+                for guard in use.guards:
+                    if guard.kind is GuardKind.HANDLER:
+                        for symbol in guard.symbols:
+                            by_handler.setdefault(symbol, set()).add(place)
+            self._uses.append(by_symbol)
+            self._handlers.append(by_handler)
+        self.symbols = sorted({symbol for by_symbol in self._uses for symbol in by_symbol})
 
     def update(self, resolver: Resolver, symbols: Sequence[str]) -> None:
+        """Read again on which files these symbols depend."""
         for symbol in symbols:
             self.files[symbol] = resolver.files_behind(symbol)
 
     def affected(self, changed: frozenset[str]) -> frozenset[str]:
-        return frozenset(symbol for symbol, files in self.files.items() if files & changed)
+        """Symbols whose answer can be another one after these files have changed."""
+        return frozenset(symbol for symbol, files in self.files.items() if not files.isdisjoint(changed))
+
+    def uses(self, number: int, affected: frozenset[str]) -> list[Use]:
+        """Uses of the list of that number that concern these symbols, and the handlers that would rescue them."""
+        by_symbol, by_handler = self._uses[number], self._handlers[number]
+        places = {place for symbol in affected for place in by_symbol.get(symbol, ())}
+        all_uses = self.lists[number].extracted.uses
+        touched = {symbol for place in places for symbol in _symbols(all_uses[place])}
+        places |= {place for symbol in touched for place in by_handler.get(symbol, ())}
+        return [all_uses[place] for place in sorted(places)]
 
 
 def _symbols(use: Use) -> Iterator[str]:
@@ -121,16 +147,20 @@ def who_breaks(
     if not changes:
         return
     before = git_tree(clone, f"{changes[0].commit}^")
+    side = Side.of(Resolver(before, cache))
     watched = _Watched(lists)
-    watched.update(Resolver(before, cache), watched.symbols)
+    watched.update(side.resolver, watched.symbols)
     for change in changes:
         progress(change.title)
         after = _with(before, change)
         affected = watched.affected(frozenset(change.blobs))
         if affected:
-            sides = Side.of(Resolver(before, cache)), Side.of(Resolver(after, cache))
-            yield from _judged(change, lists, affected, *sides)
-            watched.update(sides[1].resolver, sorted(affected))
+            if side.resolver.tree is not before:
+                side = Side.of(Resolver(before, cache))
+            new = Side.of(Resolver(after, cache))
+            yield from _judged(change, watched, affected, side, new)
+            watched.update(new.resolver, sorted(affected))
+            side = new
         before = after
 
 
@@ -145,17 +175,10 @@ def _with(tree: UpstreamTree, change: _Change) -> UpstreamTree:
 
 
 def _judged(
-    change: _Change, lists: Sequence[UseList], affected: frozenset[str], before: Side, after: Side
+    change: _Change, watched: _Watched, affected: frozenset[str], before: Side, after: Side
 ) -> Iterator[Breakage]:
-    for one in lists:
-        uses = [use for use in one.extracted.uses if affected.intersection(_symbols(use))]
-        handlers = {s for use in uses for s in _symbols(use)}
-        uses += [
-            use
-            for use in one.extracted.uses
-            if use not in uses
-            and any(g.kind is GuardKind.HANDLER and handlers.intersection(g.symbols) for g in use.guards)
-        ]
+    for number, one in enumerate(watched.lists):
+        uses = watched.uses(number, affected)
         if not uses:
             continue
         old = {finding.key for finding in check_uses(uses, before)}
