@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from mcore_compat.errors import UsageError
+from mcore_compat.settings import FILE, TABLE, Settings, load_settings, package_name
 
-__all__ = ["Project"]
+__all__ = ["FUSED_FORWARD", "THIS_PROJECT", "Project", "packaged_data"]
 
 DATA_FOLDER = "compat_matrix"
+THIS_PROJECT = "mcore-compat"
+# The name of the suite that is in the wheel; a project with a fused forward asks for it in place of a folder.
+FUSED_FORWARD = "fused-forward"
 # A data folder has at least one of these.
 _MARKERS = ("matrix.toml", "rules")
 # Marks a page whose code blocks the suite runs.
@@ -28,6 +32,9 @@ class Project:
         inventory: file with the required checks of the suite.
         cells: folder of the environments.
         reports: folder of the run folders.
+        settings: what the project says of itself.
+        is_adopter: it is another project than this one: its package is built from ``root``, and its suite is an
+            ordinary one unless its settings name a subject.
     """
 
     root: Path
@@ -36,18 +43,29 @@ class Project:
     inventory: Path
     cells: Path
     reports: Path
+    settings: Settings = field(default_factory=Settings)
+    is_adopter: bool = False
 
     @classmethod
     def at(cls, root: Path) -> Self:
-        """The project at ``root`` with the default layout."""
-        data = root / DATA_FOLDER
+        """The project at ``root``, laid out as its settings say.
+
+        Raises:
+            UsageError: its settings are wrong.
+        """
+        found = load_settings(root)
+        settings = found or Settings()
+        name = package_name(root)
+        data = (root / settings.matrix).parent if isinstance(settings.matrix, str) else root / DATA_FOLDER
         return cls(
             root=root,
             data=data,
-            suite=root / "tests" / "compat",
-            inventory=data / "inventory.toml",
+            suite=_suite_at(root, settings.suite),
+            inventory=root / settings.inventory if settings.inventory else data / "inventory.toml",
             cells=root / ".cells",
             reports=root / "reports",
+            settings=settings,
+            is_adopter=name != THIS_PROJECT and (found is not None or name is not None),
         )
 
     @classmethod
@@ -59,11 +77,11 @@ class Project:
         """
         start = (root or Path.cwd()).resolve()
         for folder in (start, *(start.parents if root is None else ())):
-            if any((folder / DATA_FOLDER / marker).exists() for marker in _MARKERS):
+            if any((folder / DATA_FOLDER / marker).exists() for marker in _MARKERS) or load_settings(folder):
                 return cls.at(folder)
         raise UsageError(
-            f"No {DATA_FOLDER}/matrix.toml was found here.",
-            "Run inside a checkout of the project, or name one with --root.",
+            f"No {DATA_FOLDER}/matrix.toml was found here, nor settings of a project.",
+            f"Run inside a project with {FILE} or [tool.{TABLE}] in pyproject.toml, or name one with --root.",
         )
 
     @classmethod
@@ -81,7 +99,7 @@ class Project:
         except UsageError:
             if root is not None:
                 raise
-            return replace(cls.at(Path.cwd()), data=_packaged_data(), inventory=_packaged_data() / "inventory.toml")
+            return replace(cls.at(Path.cwd()), data=packaged_data(), inventory=packaged_data() / "inventory.toml")
 
     def with_paths(
         self,
@@ -95,8 +113,11 @@ class Project:
         """The same project with other places; what is None stays, and the inventory follows the data."""
         folder = (data or self.data).absolute()
         declared = inventory or (folder / "inventory.toml" if data is not None else self.inventory)
+        # A folder of data has a matrix of its own.
+        settings = self.settings if data is None else self.settings.model_copy(update={"matrix": None})
         return replace(
             self,
+            settings=settings,
             data=folder,
             suite=(suite or self.suite).absolute(),
             inventory=declared.absolute(),
@@ -119,7 +140,36 @@ class Project:
     @property
     def has_own_inventory(self) -> bool:
         """Whether the inventory is another one than the data folder's, so that its expectations are shared."""
-        return self.inventory != self.data / "inventory.toml"
+        return self.inventory != self.data / "inventory.toml" and not self.is_adopter
+
+    @property
+    def declares_checks(self) -> bool:
+        """Whether the suite has an inventory; this project's always has, and another's if it says so."""
+        return not self.is_adopter or self.settings.inventory is not None or self.inventory.is_file()
+
+    @property
+    def declares_exceptions(self) -> bool:
+        """Whether there is a file of expectations; as for the inventory."""
+        return not self.is_adopter or self.settings.expectations is not None or self.expectations_file.is_file()
+
+    @property
+    def package(self) -> str | None:
+        """The package that is built from the root of another project and installed in every cell; None: there is none.
+
+        Raises:
+            UsageError: ``pyproject.toml`` is not TOML.
+        """
+        return package_name(self.root) if self.is_adopter and self.settings.package else None
+
+    @property
+    def title(self) -> str:
+        """The project's name in reports."""
+        return self.settings.title or package_name(self.root) or self.root.name
+
+    @property
+    def wheelhouse(self) -> Path | None:
+        """Folder of wheels that all packages come from; None: the index is asked."""
+        return self.root / self.settings.wheelhouse if self.settings.wheelhouse is not None else None
 
     @property
     def suite_name(self) -> str:
@@ -130,7 +180,8 @@ class Project:
     @property
     def suite_base(self) -> Path:
         """The folder below which all of the suite's sources are."""
-        return self.root if self.suite.is_relative_to(self.root / "tests") else self.suite.parent
+        own = self.suite.is_relative_to(self.root / "tests") and not self.is_adopter
+        return self.root if own else self.suite.parent
 
     @property
     def suite_sources(self) -> tuple[Path, ...]:
@@ -150,28 +201,36 @@ class Project:
 
     @property
     def matrix_file(self) -> Path:
-        """The cells."""
-        return self.data / "matrix.toml"
+        """The cells, where they are not listed in the settings."""
+        named = self.settings.matrix
+        return self.root / named if isinstance(named, str) else self.data / "matrix.toml"
 
     @property
     def expectations_file(self) -> Path:
         """The declared failures and skips."""
-        return self.data / "expectations.toml"
+        named = self.settings.expectations
+        return self.root / named if named is not None else self.data / "expectations.toml"
 
     @property
     def releases_file(self) -> Path:
         """What the package index offers, as committed."""
-        return self.data / "releases.json"
+        return self.known / "releases.json"
 
     @property
     def contracts(self) -> Path:
         """Folder of the committed contracts."""
-        return self.data / "contracts"
+        return self.known / "contracts"
 
     @property
     def rules(self) -> Path:
         """Folder of the rules."""
-        return self.data / "rules"
+        return self.known / "rules"
+
+    @property
+    def known(self) -> Path:
+        """Folder of the releases, contracts and rules: the data folder, the one above it, else the harness's own."""
+        own = (folder for folder in (self.data, self.data.parent) if (folder / "rules").is_dir())
+        return next(own, packaged_data())
 
     @property
     def measured_report(self) -> Path:
@@ -184,8 +243,17 @@ class Project:
         return (self.reports / "latest", *sorted((self.root / "docs" / "results").glob("*")))
 
 
-def _packaged_data() -> Path:
+def packaged_data() -> Path:
     """The data folder in the installed wheel; in an editable installation, that of the checkout."""
     package = Path(__file__).parent
     inside = package / "data"
     return inside if inside.is_dir() else package.parents[1] / DATA_FOLDER
+
+
+def _suite_at(root: Path, named: str) -> Path:
+    """The folder of a suite: the one in the wheel by its name, else one of the project."""
+    if named != FUSED_FORWARD:
+        return root / named
+    package = Path(__file__).parent
+    inside = package / "suites" / "fused_forward"
+    return inside if inside.is_dir() else package.parents[1] / "tests" / "compat"

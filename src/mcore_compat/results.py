@@ -213,6 +213,7 @@ class SubjectInfo(_Record):
         judged: what the suite judged: an implementation of the fused forward, or the project by its title.
         judged_version: of the published package that it is, if it is one.
         judged_sha256: of that package's wheel.
+        links: texts with addresses that the project wants in every report.
     """
 
     name: str
@@ -223,6 +224,7 @@ class SubjectInfo(_Record):
     judged: str = DEFAULT_SUBJECT
     judged_version: str | None = None
     judged_sha256: str | None = None
+    links: dict[str, str] = {}
 
     @property
     def title(self) -> str:

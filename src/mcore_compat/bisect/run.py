@@ -11,7 +11,7 @@ from mcore_compat.bisect.question import Question, answer, explained
 from mcore_compat.bisect.search import Found, NotBisectableError, first_bad
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.contract.rules.compare import Finding
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.contract.source.candidate import Candidate
@@ -24,6 +24,7 @@ from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.session import RunOptions, Session, prepare
 from mcore_compat.project import Project
 from mcore_compat.results import Report
+from mcore_compat.subjects.selection import subject_of
 from mcore_compat.verdicts import Verdict
 
 __all__ = ["Bisected", "bisect_commits", "bisect_releases", "check_runner", "upstream_change"]
@@ -193,8 +194,8 @@ def check_runner(
         host: the caller's environment variables.
         run_session: runs the cell; a test gives another.
     """
-    matrix = load_classified_matrix(project.data)
-    options = RunOptions(kind="bisect", only=check)
+    matrix = matrix_of(project)
+    options = RunOptions(kind="bisect", only=check, subject=subject_of(project, None))
 
     def judge(name: str) -> bool | None:
         candidate, contract = candidate_of(name)

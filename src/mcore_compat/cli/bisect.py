@@ -15,11 +15,11 @@ from mcore_compat.bisect.run import bisect_commits, bisect_releases, check_runne
 from mcore_compat.bisect.search import NotBisectableError
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, parse_candidate
 from mcore_compat.contract.source.git import read_git, resolve_commit
-from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.matrix.inventory import Inventory, load_inventory
 from mcore_compat.pipeline.lanes import IndexLane
 from mcore_compat.project import Project
@@ -71,9 +71,9 @@ def bisect(
 
     runner = None
     if check is not None:
-        if suite is None:
+        if suite is None and project.declares_checks:
             _known_check(check, load_inventory(project.inventory))
-        lane = IndexLane.open(project, load_matrix(project.matrix_file).requirements, os.environ)
+        lane = IndexLane.open(project, matrix_of(project).requirements, os.environ)
         runner = _spoken(check_runner(project, check, candidate_of, contracts, lane, _Steps(), os.environ))
     if repository is None:
         result = bisect_releases(contracts, rules, question, good, bad, runner)

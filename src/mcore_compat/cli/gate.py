@@ -12,11 +12,14 @@ import typer
 
 from mcore_compat.cli.options import (
     CellsDir,
+    DataDir,
+    Inventory,
     Jobs,
     Profile,
     ReportDir,
     Root,
     SubjectText,
+    Suite,
     Workers,
     check_profile,
     console,
@@ -36,7 +39,7 @@ from mcore_compat.releases import latest, load_releases
 from mcore_compat.report import gate_text
 from mcore_compat.report.annotations import render_annotations
 from mcore_compat.report.write import write_gate
-from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
+from mcore_compat.subjects.selection import subject_of
 from mcore_compat.usage.gate_findings import check_source
 from mcore_compat.verdicts import exit_code
 
@@ -71,16 +74,19 @@ def gate(
     report_dir: ReportDir = None,
     cells_dir: CellsDir = None,
     everything: Annotated[bool, typer.Option("--all", help="Print notes too.")] = False,
-    subject: SubjectText = DEFAULT_SUBJECT,
+    suite: Suite = None,
+    inventory: Inventory = None,
+    data: DataDir = None,
+    subject: SubjectText = None,
     root: Root = None,
 ) -> None:
     """May we upgrade to this megatron-core? Exit code 0 yes, 1 no, 2 usage, 3 inconclusive."""
-    chosen = choose_subject(subject)
     check_profile(profile)
     if newest and candidate is not None:
         raise UsageError(f"Both {candidate} and --latest name a candidate.", "Give one of them.")
     find = Project.readable if static else Project.find
-    project = find(root).with_paths(cells=cells_dir, reports=report_dir)
+    project = find(root).with_paths(data=data, suite=suite, inventory=inventory, cells=cells_dir, reports=report_dir)
+    chosen = subject_of(project, subject)
     if newest:
         candidate = latest(load_releases(project.releases_file), "3.12").version
     if candidate is None:
@@ -101,7 +107,7 @@ def gate(
 def publish(judged: Judged, folder: RunFolder, project: Project, *, everything: bool = False) -> None:
     """Write the gate's reports and print its screen."""
     report = judged.run.report if judged.run is not None else None
-    write_gate(folder, judged.gate, report, project.data)
+    write_gate(folder, judged.gate, report, project.known)
     typer.echo(folder.scrubber.text(gate_text.text(judged.gate, everything=everything)), nl=False)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo("\n".join(render_annotations(report, judged.gate)))

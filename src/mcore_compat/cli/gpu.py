@@ -87,15 +87,16 @@ def run_lane(
     work: Work = None,
     commit: Commit = None,
     bundle: Bundle = None,
-    subject: SubjectText = DEFAULT_SUBJECT,
+    subject: SubjectText = None,
     root: Root = None,
 ) -> None:
     """Run the GPU suite in the selected cells. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
     given = {"--fault": fault is not None, "--nproc": nproc > 1, "--write-inventory": write_inventory}
-    chosen = choose_for_gpu(subject, [name for name, asked in given.items() if asked])
+    named = subject or DEFAULT_SUBJECT
+    chosen = choose_for_gpu(named, [name for name, asked in given.items() if asked])
     check_profile(profile)
     project, house = _opened(root, report_dir, bundle)
-    _check_gpus(nproc, subject)
+    _check_gpus(nproc, named)
     suite = project.gpu_parallel if nproc > 1 else project.gpu
     variables = {"MCORE_COMPAT_FAULT": fault} if fault else {}
     variables |= {"MCORE_COMPAT_NPROC": str(nproc)} if nproc > 1 else {}

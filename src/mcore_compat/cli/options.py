@@ -23,6 +23,7 @@ __all__ = [
     "PROFILES",
     "CellsDir",
     "Classes",
+    "DataDir",
     "Durations",
     "Inventory",
     "Jobs",
@@ -68,9 +69,15 @@ Suite = Annotated[Path | None, typer.Option("--suite", help="Folder of the suite
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", help="The required checks; default: inventory.toml beside the matrix.")
 ]
+DataDir = Annotated[
+    Path | None, typer.Option("--data", help="Folder of matrix and expectations; default: compat_matrix.")
+]
 SubjectText = Annotated[
-    str,
-    typer.Option("--subject", help=f"What the suite judges: {', '.join(BUILT_IN)}, file.py:Class or module:Class."),
+    str | None,
+    typer.Option(
+        "--subject",
+        help=f"What the suite judges: {', '.join(BUILT_IN)}, file.py:Class or module:Class; default: the project.",
+    ),
 ]
 
 JOBS = default_jobs()

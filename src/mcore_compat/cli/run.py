@@ -15,6 +15,7 @@ from mcore_compat.cli.options import (
     JOBS,
     CellsDir,
     Classes,
+    DataDir,
     Durations,
     Inventory,
     Jobs,
@@ -34,7 +35,7 @@ from mcore_compat.cli.options import (
     shard_seconds,
     shown,
 )
-from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.contract.rules.rule import Rule
 from mcore_compat.errors import UsageError
 from mcore_compat.gate.model import GateReport
@@ -57,7 +58,7 @@ from mcore_compat.report import terminal
 from mcore_compat.report.write import write_run
 from mcore_compat.results import Report
 from mcore_compat.run.suite_facts import read_facts
-from mcore_compat.subjects.selection import DEFAULT_SUBJECT, choose_subject
+from mcore_compat.subjects.selection import subject_of
 from mcore_compat.verdicts import exit_code
 
 __all__ = ["publish_run", "register"]
@@ -67,10 +68,6 @@ _COPIES = (
     "name a folder beside the cache with --cells-dir"
 )
 _ONE_CELL_REUSE = "note: --reuse always re-runs at least one cell as a spot check, so a single cell is never reused"
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data", help="Folder of matrix and expectations; default: compat_matrix.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -99,22 +96,22 @@ def run(
     suite: Suite = None,
     inventory: Inventory = None,
     data: DataDir = None,
-    subject: SubjectText = DEFAULT_SUBJECT,
+    subject: SubjectText = None,
     root: Root = None,
 ) -> None:
     """Run the suite in the selected cells and report. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
-    chosen = choose_subject(subject)
     check_profile(profile)
     project = Project.find(root).with_paths(
         data=data, suite=suite, inventory=inventory, cells=cells_dir, reports=report_dir
     )
+    chosen = subject_of(project, subject)
     if resume and (select or classes or shard or durations):
         raise UsageError(
             "--resume continues the cells of the interrupted run; "
             "--select, --classes, --shard and --durations do not apply.",
             "Leave them out, or start a new run without --resume.",
         )
-    matrix = load_classified_matrix(project.data)
+    matrix = matrix_of(project)
     unfinished = newest_unfinished(project.reports, "run") if resume else None
     if unfinished is not None:
         if profile not in {"ci", unfinished.profile}:
@@ -165,7 +162,7 @@ def merge(
 
 def publish_run(project: Project, folder: RunFolder, report: Report, screen: Console) -> None:
     """Write the reports of a run, make them the latest, and print its screen."""
-    write_run(folder, report, project.data)
+    write_run(folder, report, project.known)
     folder.publish()
     screen.print(terminal.render(report))
     screen.print(f"report: {shown(project.reports / 'latest' / 'report.md')}", markup=False, highlight=False)
@@ -177,7 +174,7 @@ def _again(
     suite: Path | None,
     inventory: Path | None,
     data: Path | None,
-    subject: str,
+    subject: str | None,
 ) -> str:
     """The command that resumes this run: with the options that say where its files are."""
     places = {
@@ -186,7 +183,7 @@ def _again(
         "--suite": suite,
         "--inventory": inventory,
         "--data": data,
-        "--subject": subject if subject != DEFAULT_SUBJECT else None,
+        "--subject": subject,
     }
     return " ".join(["mcore-compat run --resume", *(f"{name} {value}" for name, value in places.items() if value)])
 
@@ -206,7 +203,7 @@ def plan(
     project = Project.find(root)
     if shards is not None and (not github or shard):
         raise UsageError("--shards prints one job for each shard.", "Give it with --github and without --shard.")
-    matrix = load_classified_matrix(project.data)
+    matrix = matrix_of(project)
     cells, _ = planned(project, matrix, selection(select, classes, shard), durations)
     if shards is not None:
         typer.echo(github_shards(cells, shards, shard_seconds(project, durations)))
@@ -227,7 +224,7 @@ def inventory(
     """Generate the list of required checks from a run (or --collect) and print it; --write updates the file."""
     project = Project.find(root)
     target = project.inventory
-    matrix = load_classified_matrix(project.data)
+    matrix = matrix_of(project)
     old = load_inventory(target) if target.is_file() else None
     executed = _collected(project) if collect else _executed(source or project.reports / "latest")
     if not executed:
@@ -237,6 +234,7 @@ def inventory(
         typer.echo(f"note: {len(unseen)} cells were not seen, so bounds may be wrong for them", err=True)
     text = write_text(derive(executed, matrix.cells, old))
     if write:
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
         typer.echo(f"{target.name}: {text.count('[[check]]')} checks from {len(executed)} cells", err=True)
     else:
@@ -268,10 +266,11 @@ def schema(
 
 
 def _collected(project: Project) -> dict[str, dict[str, int]]:
-    matrix = load_classified_matrix(project.data)
+    matrix = matrix_of(project)
     with tempfile.TemporaryDirectory() as scratch:
-        lane = IndexLane.open(project, matrix.requirements, os.environ)
-        options = RunOptions(kind="collect")
+        subject = subject_of(project, None)
+        lane = IndexLane.open(project, matrix.requirements, os.environ, subject)
+        options = RunOptions(kind="collect", subject=subject)
         session = prepare(project.with_paths(reports=Path(scratch)), matrix.cells, options, lane, os.environ)
         return collect_checks(session, lambda line: typer.echo(line, err=True))
 

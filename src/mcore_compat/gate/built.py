@@ -11,7 +11,7 @@ from pathlib import Path
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.pipeline.lanes import Lane
 from mcore_compat.provision.uv_environment import is_unchanged
-from mcore_compat.records import ProjectWheel, Provisioned
+from mcore_compat.records import Package, ProjectWheel, Provisioned
 from mcore_compat.results import Finding
 from mcore_compat.verdicts import Verdict
 
@@ -39,6 +39,11 @@ class BuiltLane:
     def wheel(self) -> ProjectWheel:
         """See :class:`Lane`."""
         return self.lane.wheel
+
+    @property
+    def package(self) -> Package | None:
+        """See :class:`Lane`."""
+        return self.lane.package
 
     @property
     def environments(self) -> Path:

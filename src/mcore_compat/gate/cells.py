@@ -72,7 +72,8 @@ def candidate_cell(candidate: Candidate, contract: Contract, matrix: Matrix, nea
             return known
     near = cell_of_release(matrix, nearest) or matrix.cells[-1]
     released = candidate.kind is CandidateKind.RELEASE
-    mode: Literal["hook", "legacy"] = "hook" if expected_modes(contract).get("gpt") == "hook" else "legacy"
+    read: Literal["hook", "legacy"] = "hook" if expected_modes(contract).get("gpt") == "hook" else "legacy"
+    mode = None if near.expected_mode is None else read
     return near.model_copy(
         update={
             "id": "candidate",

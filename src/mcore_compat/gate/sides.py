@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mcore_compat.contract.extract.surface import extract
 from mcore_compat.contract.model import Contract
-from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.contract.rules.compare import Finding, compare_contracts
 from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots, snapshot_path
@@ -54,7 +54,9 @@ def read_sides(project: Project, candidate: str, baseline: str | None, reports: 
     Raises:
         UsageError: one of them cannot be read, or is not megatron-core.
     """
-    matrix, rules = load_classified_matrix(project.data), load_rules(project.rules)
+    matrix = matrix_of(project)
+    # The rules say what concerns a fused forward; another project is judged by its own suite.
+    rules = () if project.is_adopter and project.settings.subject is None else load_rules(project.rules)
     snapshots = load_snapshots(project.contracts)
     releases = load_releases(project.releases_file)
 

@@ -23,7 +23,13 @@ def collect(session: Session, say: Callable[[str], None]) -> dict[str, dict[str,
         InfrastructureError: a cell has no environment, or its suite cannot be collected.
     """
     found = {}
-    options = SuiteOptions(session.suite_folder, session.plan.profile, collect_only=True)
+    options = SuiteOptions(
+        session.suite_folder,
+        session.plan.profile,
+        collect_only=True,
+        subject=session.options.subject,
+        package=session.lane.package,
+    )
     never = threading.Event()
     for cell in session.cells:
         with session.lane.hold(cell, never, say), tempfile.TemporaryDirectory() as scratch:

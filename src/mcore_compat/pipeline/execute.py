@@ -45,21 +45,32 @@ def execute(session: Session, display: Display, executor: Executor | None = None
             f"The run was interrupted; {known} of {len(session.cells)} cells are judged and kept.",
             f"Continue with `{session.options.again}`.",
         ) from exc
-    wheel, subject = session.lane.wheel, session.options.subject
     return assemble(
         session.plan,
         finished,
-        SubjectInfo(
-            name=wheel.name,
-            version=wheel.version,
-            sha256=wheel.sha256,
-            commit=wheel.commit,
-            judged=subject.name,
-            judged_version=subject.peer.version if subject.peer is not None else None,
-            judged_sha256=subject.peer.sha256 if subject.peer is not None else None,
-        ),
+        _subject_info(session),
         Exceptions(session.expectations, session.matrix.cells),
         suite=session.project.suite_name,
         seconds=time.monotonic() - started,
         findings=session.lane.host_findings(),
     )
+
+
+def _subject_info(session: Session) -> SubjectInfo:
+    """Whose suite judged what: this project's, or another one's with the harness that judged it."""
+    lane, subject = session.lane, session.options.subject
+    wheel = lane.wheel if lane.package is None else lane.package.wheel
+    judged = SubjectInfo(
+        name=wheel.name,
+        version=wheel.version,
+        sha256=wheel.sha256,
+        commit=wheel.commit,
+        judged=subject.name,
+        judged_version=subject.peer.version if subject.peer is not None else None,
+        judged_sha256=subject.peer.sha256 if subject.peer is not None else None,
+    )
+    if not session.project.is_adopter:
+        return judged
+    if lane.package is None:
+        judged = judged.model_copy(update={"name": session.project.title, "version": "without a package"})
+    return judged.model_copy(update={"harness": lane.wheel.version, "links": dict(session.project.settings.links)})

@@ -18,15 +18,16 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from mcore_compat.errors import LockTimeoutError
+from mcore_compat.errors import LockTimeoutError, UsageError
 from mcore_compat.matrix.cells import Cell
 from mcore_compat.project import Project
 from mcore_compat.provision.host_image import Image, image_cell, link_farm, provision_in_image, read_image
+from mcore_compat.provision.package import build_package, harness_wheel, suite_requirements
 from mcore_compat.provision.project_wheel import build_offline, build_wheel
 from mcore_compat.provision.uv import Uv
 from mcore_compat.provision.uv_environment import provision
 from mcore_compat.provision.wheelhouse import Wheelhouse, peer_wheel
-from mcore_compat.records import ProjectWheel, Provisioned
+from mcore_compat.records import Package, ProjectWheel, Provisioned
 from mcore_compat.results import Finding
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 from mcore_compat.verdicts import Verdict
@@ -42,7 +43,11 @@ class Lane(Protocol):
 
     @property
     def wheel(self) -> ProjectWheel:
-        """The project's own wheel, which goes into every cell."""
+        """The wheel of this project, which goes into every cell: the library, and the plugin of the harness."""
+
+    @property
+    def package(self) -> Package | None:
+        """The package of another project, which goes into every cell too; None: there is none."""
 
     @property
     def environments(self) -> Path:
@@ -77,7 +82,9 @@ class IndexLane:
         requirements: what every cell's suite needs.
         uv: the installer.
         host: the caller's environment variables.
+        wheel: see :class:`Lane`.
         subject: what is judged, for the rerun command.
+        package: see :class:`Lane`.
     """
 
     project: Project
@@ -86,19 +93,34 @@ class IndexLane:
     wheel: ProjectWheel
     host: Mapping[str, str]
     subject: ChosenSubject = OURS
+    package: Package | None = None
 
     @classmethod
     def open(
         cls, project: Project, requirements: tuple[str, ...], host: Mapping[str, str], subject: ChosenSubject = OURS
     ) -> IndexLane:
-        """Find uv and build the project's wheel.
+        """Find uv and build the project's wheel; for another project, its package beside the harness's own wheel.
 
         Raises:
-            InfrastructureError: there is no uv, or the wheel does not build.
+            UsageError: another project asks for an extra or a folder that is not there.
+            InfrastructureError: there is no uv, or a wheel does not build.
         """
-        uv = Uv.find(host)
-        wheel = build_wheel(project.root, project.cells / ".subject", uv)
-        return cls(project, requirements, uv, wheel, host, subject)
+        store = project.cells / ".subject"
+        if not project.is_adopter:
+            uv = Uv.find(host)
+            return cls(project, requirements, uv, build_wheel(project.root, store, uv), host, subject)
+        if project.wheelhouse is not None and not project.wheelhouse.is_dir():
+            raise UsageError(f"There is no wheelhouse {project.settings.wheelhouse}.", "Correct `wheelhouse`.")
+        wheel = harness_wheel(store, Uv.find(host))
+        uv = Uv.find(host, project.wheelhouse)
+        settings = project.settings
+        package = (
+            build_package(project.root, store, uv, extras=settings.extras, editable=settings.editable)
+            if project.package is not None
+            else None
+        )
+        needs = tuple(dict.fromkeys((*requirements, *suite_requirements())))
+        return cls(project, needs, uv, wheel, host, subject, package)
 
     @property
     def environments(self) -> Path:
@@ -154,15 +176,19 @@ class IndexLane:
             self.uv,
             self.uv.interpreter(cell.python),
             self.host,
+            self.package,
         )
 
     def rerun(self, cell: Cell, check: str) -> str:
-        """The cell's own interpreter on the check, from the project's root."""
+        """The cell's own interpreter on the check, from the project's root; else the settings' sentence."""
+        python = f"{_below(self.project.cells, self.project.root)}/{cell.id}/venv/bin/python"
+        if self.project.settings.rerun is not None:
+            return self.project.settings.rerun.format(cell=cell.id, check=check, python=python)
         variables = {variable.name: variable.value for variable in cell.env}
-        if not self.subject.is_ours:
+        if not self.subject.is_ours and self.subject.is_fused:
             variables["MCORE_COMPAT_SUBJECT"] = self.subject.variable.removeprefix(f"{self.project.root}{os.sep}")
         words = [f"{name}={value}" for name, value in variables.items()]
-        words += [f"{_below(self.project.cells, self.project.root)}/{cell.id}/venv/bin/python", "-m", "pytest"]
+        words += [python, "-m", "pytest"]
         words += ["-p", "no:cacheprovider", f"{_below(self.project.suite, self.project.root)}/{check}"]
         return f"Run it again: `{' '.join(words)}`."
 
@@ -219,6 +245,10 @@ class ImageLane:
             peer_wheel(house.folder, subject.peer)  # reported before any cell is made
         farm = link_farm(image, house, work / "image", subject.peer)
         return cls(project, image, house, farm, wheel, work, host, subject, dict(variables or {}), limit_s)
+
+    @property
+    def package(self) -> None:
+        """See :class:`Lane`; this lane judges this project alone."""
 
     @property
     def environments(self) -> Path:

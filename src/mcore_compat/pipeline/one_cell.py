@@ -95,7 +95,7 @@ def _judged(session: Session, cell: Cell, display: Display, cancel: threading.Ev
         return None
     judged = judge_cell(
         cell, provisioned, suite, session.inventory, session.expectations, session.today,
-        subject=options.subject, rerun=lambda check: lane.rerun(cell, check),
+        subject=options.subject, rerun=lambda check: lane.rerun(cell, check), package=lane.package,
     )  # fmt: skip
     notes = measured(session.folder.cell(cell.id) / "reportlog.jsonl")
     judged = judged.model_copy(update={"findings": (*judged.findings, *notes)})
@@ -116,6 +116,7 @@ def _suite(
         session.options.workers,
         only=session.options.only,
         subject=session.options.subject,
+        package=session.lane.package,
     )
     out = session.folder.cell(cell.id)
     ran = session.suite(
@@ -150,10 +151,14 @@ def measured(log: Path) -> tuple[Finding, ...]:
 def _key(session: Session, cell: Cell, environment: Environment | None) -> str | None:
     """What the cell's result may be kept under; None if something that decides it cannot be named.
 
-    The content of a source or of a subject from a package is not known here, and one check alone is not a result.
+    The content of a source or of a subject from a package is not known here, and one check alone is not a result. An
+    ordinary suite depends on the project's package, whose digest is among the inputs; an editable one can change while
+    the run goes on.
     """
-    options = session.options
-    if environment is None or cell.source is not None or not options.subject.is_ours or options.only is not None:
+    options, package = session.options, session.lane.package
+    known = options.subject.is_ours or not options.subject.is_fused
+    editable = package is not None and package.source is not None
+    if environment is None or cell.source is not None or not known or editable or options.only is not None:
         return None
     how: dict[str, str | int] = {"profile": session.plan.profile, "workers": options.workers}
     return cache_key(cell, environment, session.plan.inputs, how, session.expectations, session.host, session.today)

@@ -11,18 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.errors import InfrastructureError, UsageError
-from mcore_compat.files.digest import digest_of_file
+from mcore_compat.files.digest import digest_of_file, digest_of_json
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.files.sealed import is_sealed, sealed_copy
 from mcore_compat.matrix.cells import Cell, Matrix
 from mcore_compat.matrix.expectations import Expectations, load_expectations
-from mcore_compat.matrix.inventory import Inventory, load_inventory
+from mcore_compat.matrix.inventory import UNDECLARED, Inventory, load_inventory
 from mcore_compat.pipeline.lanes import Lane
 from mcore_compat.pipeline.run_folder import PlannedShard, RunFolder, RunKind, RunPlan, new_run_id
 from mcore_compat.project import Project
+from mcore_compat.records import Package
 from mcore_compat.run.suite import run_suite
+from mcore_compat.settings import Releases
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
 __all__ = ["RunOptions", "Session", "prepare"]
@@ -123,9 +125,11 @@ def prepare(
         UsageError: a file is wrong, or the inputs of the resumed run have changed.
         InfrastructureError: an interpreter is missing, or the folder cannot be written.
     """
-    matrix = load_classified_matrix(project.data)
-    inventory = load_inventory(project.inventory)
-    expectations = load_expectations(project.expectations_file)
+    matrix = matrix_of(project)
+    inventory = load_inventory(project.inventory) if project.declares_checks else UNDECLARED
+    expectations = (
+        load_expectations(project.expectations_file) if project.declares_exceptions else Expectations(schema_version=1)
+    )
     if project.has_own_inventory:
         # The exceptions are those of several suites; those of another suite would all look unused.
         expectations = expectations.about({check.id for check in inventory.check})
@@ -138,10 +142,11 @@ def prepare(
     inputs = {
         "wheel": lane.wheel.sha256,
         "subject": options.subject.digest,
+        "package": _digest_of_package(lane.package),
         "suite": suite_digest,
-        "matrix": digest_of_file(project.matrix_file),
-        "inventory": digest_of_file(project.inventory),
-        "expectations": digest_of_file(project.expectations_file),
+        "matrix": _digest_of_matrix(project),
+        "inventory": digest_of_file(project.inventory) if project.declares_checks else "",
+        "expectations": digest_of_file(project.expectations_file) if project.declares_exceptions else "",
     }
     scrubber = _scrubber(project, lane, host, suite_copy)
     if resumed is not None:
@@ -168,6 +173,23 @@ def prepare(
     return Session(
         project, options, lane, matrix, inventory, expectations, adapted, folder, plan, host, suite_copy, suite
     )
+
+
+def _digest_of_matrix(project: Project) -> str:
+    """Of the file of cells, or of the releases that the settings list."""
+    listed = project.settings.matrix
+    return (
+        digest_of_json(listed.model_dump(mode="json"))
+        if isinstance(listed, Releases)
+        else digest_of_file(project.matrix_file)
+    )
+
+
+def _digest_of_package(package: Package | None) -> str:
+    """Of another project's package, and of how it is installed; "": there is none."""
+    if package is None:
+        return ""
+    return digest_of_json([package.wheel.sha256, package.extras, package.source is not None])
 
 
 def _scrubber(project: Project, lane: Lane, host: Mapping[str, str], suite_copy: Path) -> Scrubber:

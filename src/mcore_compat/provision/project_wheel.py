@@ -36,7 +36,8 @@ def build_wheel(root: Path, store: Path, uv: Uv, whose: str = "This project's ow
     store.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=store, prefix="build-") as folder:
         try:
-            uv.call(["build", "-q", "--wheel", "--out-dir", folder, root])
+            # With this interpreter: none is looked for in another project's folder, nor downloaded.
+            uv.call(["build", "-q", "--wheel", "-p", sys.executable, "--out-dir", folder, root])
         except UvFailure as exc:
             remedy = "Check the network, or run once with it." if exc.host_at_fault else "Correct pyproject.toml."
             raise InfrastructureError(f"{whose} does not build: {exc.reason}.", remedy) from exc

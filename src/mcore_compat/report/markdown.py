@@ -32,6 +32,7 @@ def render(report: Report) -> str:
         "",
         f"{_escaped(summary_line(report))}.",
         "",
+        *([_links(report), ""] if report.subject.links else []),
         f"Subject: {report.subject.title}; profile `{report.profile}`, run `{report.run_id}`, from {report.started}.",
         "",
         table(report.cells),
@@ -49,6 +50,10 @@ def render(report: Report) -> str:
     if shown < len(found):
         body += f"\n… {len(found) - shown} of {counted(len(found), 'cause')} are left out here; report.json has all.\n"
     return body
+
+
+def _links(report: Report) -> str:
+    return " · ".join(f"[{_cell_text(text)}]({address})" for text, address in report.subject.links.items())
 
 
 def table(cells: Sequence[CellResult]) -> str:

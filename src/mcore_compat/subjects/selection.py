@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from mcore_compat.errors import UsageError
+from mcore_compat.project import Project
 from mcore_compat.subjects.protocol import BUILT_IN, DEFAULT_SUBJECT, FORMS, SubjectNameError, parse_subject
 from mcore_compat.subjects.published import PEERS, Peer
 
-__all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject"]
+__all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject", "subject_of"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,30 @@ def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
     if spec.kind == "file":
         return _of_file(Path(spec.place), spec.attribute)
     return ChosenSubject(text, text, text)
+
+
+def subject_of(project: Project, text: str | None, lane: str = "cpu") -> ChosenSubject:
+    """What the suite of a project judges.
+
+    Args:
+        project: its settings may name a subject; the file of one is relative to its root.
+        text: what was typed; None: nothing was.
+        lane: of the cells that are to judge it.
+
+    Returns:
+        The subject that was typed, else the one of the settings; for another project without one, the project itself.
+
+    Raises:
+        UsageError: there is no such name, file or class, or it cannot run in this lane.
+    """
+    if text is not None:
+        return choose_subject(text, lane)
+    named = project.settings.subject
+    if named is None:
+        return ChosenSubject.of_suite(project.title) if project.is_adopter else OURS
+    if ".py:" in named:
+        named = str(project.root / named)
+    return choose_subject(named, lane)
 
 
 def _of_peer(name: str, peer: Peer, lane: str) -> ChosenSubject:

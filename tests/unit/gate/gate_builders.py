@@ -55,6 +55,7 @@ class FakeLane:
 
     wheel = ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
     roots: ClassVar = {}
+    package = None
 
     def __init__(self, environments):
         self.environments = environments

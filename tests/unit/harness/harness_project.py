@@ -50,6 +50,7 @@ class FakeLane:
         default_factory=lambda: ProjectWheel("mcore-compat", "0.1.0", "ab" * 32, None, Path("x.whl"))
     )
     roots: dict = field(default_factory=dict)
+    package: object = None
 
     @property
     def environments(self):

@@ -17,8 +17,11 @@ from mcore_compat.contract.rules.rule import Rule, load_rules
 from mcore_compat.contract.snapshots import load_snapshots, sorted_names
 from mcore_compat.files.digest import digest_of_json
 from mcore_compat.matrix.cells import Cell, Matrix, load_matrix
+from mcore_compat.matrix.of_releases import matrix_of_releases
+from mcore_compat.project import Project, packaged_data
+from mcore_compat.settings import Releases
 
-__all__ = ["ReleaseClass", "class_names", "classified", "equivalence_classes", "load_classified_matrix"]
+__all__ = ["ReleaseClass", "class_names", "classified", "equivalence_classes", "load_classified_matrix", "matrix_of"]
 
 _BINDING = {Direction.REPLACE, Direction.CALLED_BY}
 
@@ -108,6 +111,22 @@ def load_classified_matrix(data: Path) -> Matrix:
     home = next((folder for folder in (data, data.parent) if (folder / "rules").is_dir()), None)
     names = class_names(load_snapshots(home / "contracts"), load_rules(home / "rules")) if home is not None else {}
     return classified(matrix, names)
+
+
+def matrix_of(project: Project) -> Matrix:
+    """The matrix of a project, from its file or its list of releases, with each cell's contract class.
+
+    Raises:
+        MatrixError: the matrix is missing or not valid.
+        UsageError: a rule or a contract is not valid.
+    """
+    if isinstance(project.settings.matrix, Releases):
+        matrix = matrix_of_releases(project.settings.matrix, load_matrix(packaged_data() / "matrix.toml"))
+    elif not project.is_adopter:
+        return load_classified_matrix(project.data)
+    else:
+        matrix = load_matrix(project.matrix_file)
+    return classified(matrix, class_names(load_snapshots(project.contracts), load_rules(project.rules)))
 
 
 def _class_of(cell: Cell, names: Mapping[str, str]) -> str:
