@@ -110,6 +110,9 @@ class Settings(_Model):
         return self
 
 
+_KEYS = {*Settings.model_fields, *Releases.model_fields}
+
+
 def load_settings(root: Path) -> Settings | None:
     """The settings of the project at ``root``; None: it has none.
 
@@ -126,8 +129,10 @@ def load_settings(root: Path) -> Settings | None:
     try:
         return Settings.model_validate(data)
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the whole table"
+        errors = exc.errors(include_url=False)
+        # Of a key with several forms, what a validator of this file says comes first.
+        first = next((error for error in errors if error["type"] == "value_error"), errors[0])
+        key = ".".join(str(part) for part in first["loc"] if str(part) in _KEYS) or "the whole table"
         known = ", ".join(Settings.model_fields)
         remedy = f"The keys are: {known}." if first["type"] == "extra_forbidden" else "Correct it."
         raise UsageError(f"{place}: `{key}`: {first['msg'].removeprefix('Value error, ')}.", remedy) from exc
