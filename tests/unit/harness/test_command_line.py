@@ -52,7 +52,7 @@ def test_a_fault_of_the_harness_is_not_a_verdict(monkeypatch, capsys):
     def broken(*_):
         raise RecursionError
 
-    monkeypatch.setattr(run_cli, "load_classified_matrix", broken)
+    monkeypatch.setattr(run_cli, "matrix_of", broken)
     code, _, err = call("plan", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
     assert (code, "RecursionError" in err, "next:" in err) == (3, True, True)
 
