@@ -11,14 +11,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mcore_compat.contract.rules.classes import load_classified_matrix
+from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.errors import MergeError, UsageError
-from mcore_compat.files.digest import digest_of_file
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.judge.criteria import found
-from mcore_compat.matrix.expectations import load_expectations
-from mcore_compat.matrix.inventory import load_inventory
 from mcore_compat.pipeline.assemble import ASSEMBLED, Exceptions, assemble
+from mcore_compat.pipeline.declared import declared, digests
 from mcore_compat.pipeline.run_folder import PlannedShard, RunFolder, RunPlan, new_run_id
 from mcore_compat.project import Project
 from mcore_compat.results import CellResult, Finding, Report
@@ -116,10 +114,8 @@ def merge(project: Project, shards: Sequence[Shard], *, now: dt.datetime | None 
     if not reports:
         raise MergeError("None of these shards has a report.", "Resume them with --resume, then merge again.")
     project = _with_inventory_of(project, first.plan)
-    matrix = load_classified_matrix(project.data)
-    expectations = load_expectations(project.expectations_file)
-    if project.has_own_inventory:
-        expectations = expectations.about({check.id for check in load_inventory(project.inventory).check})
+    matrix = matrix_of(project)
+    _, expectations = declared(project)
     plan = first.plan.model_copy(
         update={
             "run_id": new_run_id(now),
@@ -213,12 +209,7 @@ def _with_inventory_of(project: Project, plan: RunPlan) -> Project:
     wanted = {name: plan.inputs.get(name) for name in ("matrix", "expectations", "inventory")}
     differing: list[str] = []
     for candidate in suites:
-        files = {
-            "matrix": candidate.matrix_file,
-            "expectations": candidate.expectations_file,
-            "inventory": candidate.inventory,
-        }
-        different = [name for name, path in files.items() if not path.is_file() or digest_of_file(path) != wanted[name]]
+        different = [name for name, digest in digests(candidate).items() if digest != wanted[name]]
         if not different:
             return candidate
         differing = differing or different

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from mcore_compat.contract.rules.classes import matrix_of
 from mcore_compat.errors import InfrastructureError, UsageError
-from mcore_compat.files.digest import digest_of_file, digest_of_json
+from mcore_compat.files.digest import digest_of_json
 from mcore_compat.files.scrub import Scrubber
 from mcore_compat.files.sealed import is_sealed, sealed_copy
 from mcore_compat.matrix.cells import Cell, Matrix
-from mcore_compat.matrix.expectations import Expectations, load_expectations
-from mcore_compat.matrix.inventory import UNDECLARED, Inventory, load_inventory
+from mcore_compat.matrix.expectations import Expectations
+from mcore_compat.matrix.inventory import Inventory
+from mcore_compat.pipeline.declared import declared, digests
 from mcore_compat.pipeline.lanes import Lane
 from mcore_compat.pipeline.run_folder import PlannedShard, RunFolder, RunKind, RunPlan, new_run_id
 from mcore_compat.project import Project
 from mcore_compat.records import Package
 from mcore_compat.run.suite import run_suite
-from mcore_compat.settings import Releases
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
 __all__ = ["RunOptions", "Session", "prepare"]
@@ -126,13 +126,7 @@ def prepare(
         InfrastructureError: an interpreter is missing, or the folder cannot be written.
     """
     matrix = matrix_of(project)
-    inventory = load_inventory(project.inventory) if project.declares_checks else UNDECLARED
-    expectations = (
-        load_expectations(project.expectations_file) if project.declares_exceptions else Expectations(schema_version=1)
-    )
-    if project.has_own_inventory:
-        # The exceptions are those of several suites; those of another suite would all look unused.
-        expectations = expectations.about({check.id for check in inventory.check})
+    inventory, expectations = declared(project)
     if not project.suite.is_dir():
         raise UsageError(f"There is no suite at {project.suite.name}/.", "Name its folder with --suite.")
     suite_copy, suite_digest = sealed_copy(project.suite_base, project.suite_sources, lane.environments / ".suites")
@@ -144,9 +138,7 @@ def prepare(
         "subject": options.subject.digest,
         "package": _digest_of_package(lane.package),
         "suite": suite_digest,
-        "matrix": _digest_of_matrix(project),
-        "inventory": digest_of_file(project.inventory) if project.declares_checks else "",
-        "expectations": digest_of_file(project.expectations_file) if project.declares_exceptions else "",
+        **digests(project),
     }
     scrubber = _scrubber(project, lane, host, suite_copy)
     if resumed is not None:
@@ -172,16 +164,6 @@ def prepare(
         folder = RunFolder.create(project.reports, plan, scrubber)
     return Session(
         project, options, lane, matrix, inventory, expectations, adapted, folder, plan, host, suite_copy, suite
-    )
-
-
-def _digest_of_matrix(project: Project) -> str:
-    """Of the file of cells, or of the releases that the settings list."""
-    listed = project.settings.matrix
-    return (
-        digest_of_json(listed.model_dump(mode="json"))
-        if isinstance(listed, Releases)
-        else digest_of_file(project.matrix_file)
     )
 
 
