@@ -41,7 +41,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
         for path in sorted(pathlib.Path("acme_rl").rglob("*.py")):
             archive.writestr(zipfile.ZipInfo(path.as_posix()), path.read_text())
         archive.writestr(zipfile.ZipInfo(info + "METADATA"), '''{metadata}''')
-        archive.writestr(zipfile.ZipInfo(info + "WHEEL"), "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        archive.writestr(zipfile.ZipInfo(info + "WHEEL"), wheel)
         archive.writestr(zipfile.ZipInfo(info + "RECORD"), "")
     return name
 """
@@ -402,5 +403,3 @@ def test_the_plugin_writes_the_facts_of_an_ordinary_suite(tmp_path):
         [*command, suite], env=env | {"MCORE_COMPAT_SUBJECT": "x"}, cwd=tmp_path, check=True, capture_output=True
     )
     assert not (tmp_path / "facts.json").exists(), "a fused forward's suite writes its own"
-
-
