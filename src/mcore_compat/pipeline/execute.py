@@ -7,7 +7,7 @@ import time
 from mcore_compat.errors import InfrastructureError
 from mcore_compat.pipeline.assemble import Exceptions, assemble
 from mcore_compat.pipeline.executors import Executor, LocalThreads
-from mcore_compat.pipeline.one_cell import judge_one
+from mcore_compat.pipeline.one_cell import LocalWork
 from mcore_compat.pipeline.progress import Display
 from mcore_compat.pipeline.session import Session
 from mcore_compat.results import CellResult, Report, SubjectInfo
@@ -32,12 +32,14 @@ def execute(session: Session, display: Display, executor: Executor | None = None
     waiting = [cell for cell in session.cells if cell.id not in finished]
 
     def keep(result: CellResult) -> None:
+        if result.id in finished:
+            raise InfrastructureError(
+                f"Cell {result.id} was judged twice in one run.", "Report this; no result of this run can be trusted."
+            )
         finished[result.id] = result
 
     try:
-        (executor or LocalThreads(session.options.jobs)).run(
-            waiting, lambda cell, cancel: judge_one(session, cell, display, cancel), keep
-        )
+        (executor or LocalThreads(session.options.jobs)).run(waiting, LocalWork(session, display), keep)
     except KeyboardInterrupt as exc:
         session.folder.alive.release()
         known = sum(session.folder.result(cell.id) is not None for cell in session.cells)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mcore_compat.matrix.cells import Cell
+from mcore_compat.pipeline.progress import Display
+from mcore_compat.pipeline.session import Session
 from mcore_compat.results import CellResult
 
-__all__ = ["Executor", "LocalThreads", "Work", "default_jobs"]
+__all__ = ["CellWork", "Executor", "LocalThreads", "Work", "default_jobs"]
 
 # Judges one cell; None: the run was cancelled before the cell had a result.
 type Work = Callable[[Cell, threading.Event], CellResult | None]
@@ -20,10 +22,25 @@ type Work = Callable[[Cell, threading.Event], CellResult | None]
 _POLL_S = 0.5
 
 
+class CellWork(Protocol):
+    """The work of a run's cells, for an executor that does it elsewhere: what is run, and who is told."""
+
+    @property
+    def session(self) -> Session:
+        """The run."""
+
+    @property
+    def display(self) -> Display:
+        """Told of each step."""
+
+    def __call__(self, cell: Cell, cancel: threading.Event) -> CellResult | None:
+        """Judge one cell here; None: the run was cancelled before the cell had a result."""
+
+
 class Executor(Protocol):
     """Runs the work of cells somewhere."""
 
-    def run(self, cells: Sequence[Cell], work: Work, on_result: Callable[[CellResult], None]) -> None:
+    def run(self, cells: Sequence[Cell], work: CellWork, on_result: Callable[[CellResult], None]) -> None:
         """Call ``work`` for each cell, and ``on_result`` in this thread with each result as it comes.
 
         An exception of the work, and Ctrl-C, cancel the other cells and are raised when these have ended.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from filelock import FileLock, Timeout
 
@@ -32,7 +33,7 @@ from mcore_compat.results import Finding
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["ImageLane", "IndexLane", "Lane"]
+__all__ = ["ImageLane", "IndexLane", "Lane", "PortableLane"]
 
 _LOCK_POLL_S = 0.5
 _LOCK_LIMIT_S = 1800
@@ -73,6 +74,34 @@ class Lane(Protocol):
         """What there is to say about the host at the end of the run."""
 
 
+@runtime_checkable
+class PortableLane(Lane, Protocol):
+    """A lane that a node of a cluster can open again."""
+
+    @property
+    def shipped(self) -> Mapping[str, Path]:
+        """Folders that a node needs, by name."""
+
+    def portable(self) -> PortableLane:
+        """This lane without what belongs to this machine; it can be pickled."""
+
+    def on_node(
+        self, project: Project, wheel: ProjectWheel, host: Mapping[str, str], folders: Mapping[str, Path], work: Path
+    ) -> Lane:
+        """This lane on a node.
+
+        Args:
+            project: with the node's folders.
+            wheel: with its path on the node.
+            host: the node's environment variables.
+            folders: those of ``shipped``, on the node.
+            work: a folder that is removed after the cell.
+
+        Raises:
+            InfrastructureError: the node lacks a tool.
+        """
+
+
 @dataclass(frozen=True)
 class IndexLane:
     """Environments from the package index, made by uv and kept between runs.
@@ -85,6 +114,7 @@ class IndexLane:
         wheel: see :class:`Lane`.
         subject: what is judged, for the rerun command.
         package: see :class:`Lane`.
+        caller: the project as the caller's machine has it, for the rerun command; None: it is ``project``.
     """
 
     project: Project
@@ -94,6 +124,7 @@ class IndexLane:
     host: Mapping[str, str]
     subject: ChosenSubject = OURS
     package: Package | None = None
+    caller: Project | None = None
 
     @classmethod
     def open(
@@ -181,20 +212,37 @@ class IndexLane:
 
     def rerun(self, cell: Cell, check: str) -> str:
         """The cell's own interpreter on the check, from the project's root; else the settings' sentence."""
-        python = f"{_below(self.project.cells, self.project.root)}/{cell.id}/venv/bin/python"
-        if self.project.settings.rerun is not None:
-            return self.project.settings.rerun.format(cell=cell.id, check=check, python=python)
+        project = self.caller or self.project
+        python = f"{_below(project.cells, project.root)}/{cell.id}/venv/bin/python"
+        if project.settings.rerun is not None:
+            return project.settings.rerun.format(cell=cell.id, check=check, python=python)
         variables = {variable.name: variable.value for variable in cell.env}
         if not self.subject.is_ours and self.subject.is_fused:
-            variables["MCORE_COMPAT_SUBJECT"] = self.subject.variable.removeprefix(f"{self.project.root}{os.sep}")
+            variables["MCORE_COMPAT_SUBJECT"] = self.subject.variable.removeprefix(f"{project.root}{os.sep}")
         words = [f"{name}={value}" for name, value in variables.items()]
         words += [python, "-m", "pytest"]
-        words += ["-p", "no:cacheprovider", f"{_below(self.project.suite, self.project.root)}/{check}"]
+        words += ["-p", "no:cacheprovider", f"{_below(project.suite, project.root)}/{check}"]
         return f"Run it again: `{' '.join(words)}`."
 
     def host_findings(self) -> tuple[Finding, ...]:
         """Nothing: this lane does not depend on what the host has installed."""
         return ()
+
+    @property
+    def shipped(self) -> Mapping[str, Path]:
+        """Nothing: a node asks the index itself."""
+        return {}
+
+    def portable(self) -> IndexLane:
+        """See :class:`PortableLane`."""
+        return replace(self, host={}, caller=self.caller or self.project)
+
+    def on_node(
+        self, project: Project, wheel: ProjectWheel, host: Mapping[str, str], folders: Mapping[str, Path], work: Path
+    ) -> IndexLane:
+        """With the node's uv, and environments that the node keeps."""
+        del folders, work
+        return replace(self, project=project, wheel=wheel, host=host, uv=Uv.find(host))
 
 
 @dataclass(frozen=True)
@@ -311,6 +359,25 @@ class ImageLane:
                 verdict=Verdict.INFRA,
             ),
         )
+
+    @property
+    def shipped(self) -> Mapping[str, Path]:
+        """The bundle."""
+        return {"bundle": self.house.folder}
+
+    def portable(self) -> ImageLane:
+        """See :class:`PortableLane`."""
+        return replace(self, host={})
+
+    def on_node(
+        self, project: Project, wheel: ProjectWheel, host: Mapping[str, str], folders: Mapping[str, Path], work: Path
+    ) -> ImageLane:
+        """With the node's own image, and environments for this cell alone."""
+        image = read_image()
+        house = replace(self.house, folder=folders["bundle"])
+        house.check_host(platform.machine())
+        farm = link_farm(image, house, work / "image", self.subject.peer)
+        return replace(self, project=project, image=image, house=house, farm=farm, wheel=wheel, work=work, host=host)
 
 
 def _below(path: Path, root: Path) -> str:

@@ -19,7 +19,7 @@ from mcore_compat.results import CellResult, Finding
 from mcore_compat.run.suite import LOG_LIMIT, SuiteOptions
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["judge_one", "measured"]
+__all__ = ["LocalWork", "judge_one", "measured"]
 
 # A Ctrl-C on a terminal reaches the installer as well; its failure is then not a verdict.
 _INTERRUPT_S = 0.5
@@ -41,6 +41,23 @@ class _Judged:
     environment: Environment | None = None
     key: str | None = None
     output: str = ""
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """The work of a run's cells on this machine.
+
+    Attributes:
+        session: the run.
+        display: told of each step.
+    """
+
+    session: Session
+    display: Display
+
+    def __call__(self, cell: Cell, cancel: threading.Event) -> CellResult | None:
+        """See :func:`judge_one`."""
+        return judge_one(self.session, cell, self.display, cancel)
 
 
 def judge_one(session: Session, cell: Cell, display: Display, cancel: threading.Event) -> CellResult | None:

@@ -27,7 +27,7 @@ from mcore_compat.records import Package
 from mcore_compat.run.suite import run_suite
 from mcore_compat.subjects.selection import OURS, ChosenSubject
 
-__all__ = ["RunOptions", "Session", "prepare"]
+__all__ = ["RunOptions", "Session", "prepare", "scrubber_of"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def prepare(
         "suite": suite_digest,
         **digests(project),
     }
-    scrubber = _scrubber(project, lane, host, suite_copy)
+    scrubber = scrubber_of(project, lane, host, suite_copy)
     if resumed is not None:
         changed = sorted(name for name, digest in inputs.items() if resumed.inputs.get(name) != digest)
         if changed:
@@ -174,7 +174,8 @@ def _digest_of_package(package: Package | None) -> str:
     return digest_of_json([package.wheel.sha256, package.extras, package.source is not None])
 
 
-def _scrubber(project: Project, lane: Lane, host: Mapping[str, str], suite_copy: Path) -> Scrubber:
+def scrubber_of(project: Project, lane: Lane, host: Mapping[str, str], suite_copy: Path) -> Scrubber:
+    """Takes this machine's paths out of everything that a run writes."""
     roots = {
         "reports": project.reports,
         "suite": suite_copy / project.suite.relative_to(project.suite_base),

@@ -42,6 +42,11 @@ class ChosenSubject:
         return self.variable == DEFAULT_SUBJECT
 
     @property
+    def file(self) -> Path | None:
+        """The file that it is read from; None if it is in a package."""
+        return Path(self.variable.rpartition(":")[0]) if self.variable.startswith("/") else None
+
+    @property
     def is_fused(self) -> bool:
         """Whether it is a fused forward, which has a mode, capabilities and counters."""
         return bool(self.variable)
