@@ -105,6 +105,13 @@ def unit(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def cluster(session: nox.Session) -> None:
+    """A Ray cluster of three nodes on this machine loses nodes, workers and its driver."""
+    install(session, extras="harness,suite,ray")
+    session.run("python", "-m", "pytest", "tests/cluster", "-q", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Unit tests, then the property suite on one cell of each contract class and both backports."""
     unit(session)

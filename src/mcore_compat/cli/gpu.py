@@ -13,6 +13,18 @@ from typing import Annotated
 
 import typer
 
+from mcore_compat.cli.executor import (
+    WAIT_S,
+    ExecutorName,
+    NodeCache,
+    RayCpus,
+    RayGpus,
+    RayMemory,
+    RayResources,
+    RayWait,
+    Where,
+    choose_executor,
+)
 from mcore_compat.cli.gate import BaselineText, Rerun, publish
 from mcore_compat.cli.options import (
     JOBS,
@@ -88,6 +100,13 @@ def run_lane(
     commit: Commit = None,
     bundle: Bundle = None,
     subject: SubjectText = None,
+    where: Where = ExecutorName.LOCAL,
+    ray_cpus: RayCpus = 1.0,
+    ray_gpus: RayGpus = None,
+    ray_memory: RayMemory = None,
+    ray_resource: RayResources = None,
+    ray_wait: RayWait = WAIT_S,
+    node_cache: NodeCache = None,
     root: Root = None,
 ) -> None:
     """Run the GPU suite in the selected cells. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
@@ -102,6 +121,10 @@ def run_lane(
     variables |= {"MCORE_COMPAT_NPROC": str(nproc)} if nproc > 1 else {}
     chosen_cells = selection(select, shard=shard, python=house.python)
     cells, part = planned(project, load_classified_matrix(project.data), chosen_cells, durations)
+    executor = choose_executor(
+        where, jobs, cpus=ray_cpus, gpus=ray_gpus, memory=ray_memory, resources=ray_resource, wait_s=ray_wait,
+        node_cache=node_cache,
+    )  # fmt: skip
     interrupt_on_sigterm()
     screen = console()
     with tempfile.TemporaryDirectory(prefix="mcore-compat-gpu-", dir=work) as folder:
@@ -113,7 +136,7 @@ def run_lane(
         )
         session = prepare(suite, cells, options, lane, _host())
         with display_for(screen, len(session.cells)) as display:
-            report = execute(session, display)
+            report = execute(session, display, executor)
     publish_run(suite, session.folder, report, screen)
     if write_inventory:
         _write_inventory(suite.inventory, report, session.cells)

@@ -11,6 +11,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mcore_compat.cli.executor import (
+    WAIT_S,
+    ExecutorName,
+    NodeCache,
+    Placement,
+    RayCpus,
+    RayGpus,
+    RayMemory,
+    RayResources,
+    RayWait,
+    Where,
+    choose_executor,
+    executor_words,
+)
 from mcore_compat.cli.options import (
     JOBS,
     CellsDir,
@@ -97,6 +111,13 @@ def run(
     inventory: Inventory = None,
     data: DataDir = None,
     subject: SubjectText = None,
+    where: Where = ExecutorName.LOCAL,
+    ray_cpus: RayCpus = 1.0,
+    ray_gpus: RayGpus = None,
+    ray_memory: RayMemory = None,
+    ray_resource: RayResources = None,
+    ray_wait: RayWait = WAIT_S,
+    node_cache: NodeCache = None,
     root: Root = None,
 ) -> None:
     """Run the suite in the selected cells and report. Exit code 0 passed, 1 failed, 2 usage, 3 inconclusive."""
@@ -122,6 +143,11 @@ def run(
         cells, part = tuple(cell for cell in matrix.cells if cell.id in unfinished.planned), unfinished.shard
     else:
         cells, part = planned(project, matrix, selection(select, classes, shard), durations)
+    place: Placement = {
+        "cpus": ray_cpus, "gpus": ray_gpus, "memory": ray_memory, "resources": ray_resource, "wait_s": ray_wait,
+        "node_cache": node_cache,
+    }  # fmt: skip
+    executor = choose_executor(where, jobs, **place)
     interrupt_on_sigterm()
     screen = console()
     lane = IndexLane.open(project, matrix.requirements, os.environ, chosen)
@@ -132,7 +158,9 @@ def run(
         workers=workers,
         subject=chosen,
         reuse=reuse,
-        again=_again(report_dir, cells_dir, suite, inventory, data, subject),
+        again=" ".join(
+            [_again(report_dir, cells_dir, suite, inventory, data, subject), *executor_words(where, **place)]
+        ),
         shard=part,
     )
     session = prepare(project, cells, options, lane, os.environ, resumed=unfinished)
@@ -141,7 +169,7 @@ def run(
     if reuse and len(cells) == 1:
         screen.print(_ONE_CELL_REUSE, markup=False)
     with display_for(screen, len(session.cells)) as display:
-        report = execute(session, display)
+        report = execute(session, display, executor)
     publish_run(project, session.folder, report, screen)
     raise typer.Exit(exit_code(report.verdict))
 

@@ -230,19 +230,36 @@ class IndexLane:
 
     @property
     def shipped(self) -> Mapping[str, Path]:
-        """Nothing: a node asks the index itself."""
-        return {}
+        """The wheel of the project's own package, and the folders of wheels that it needs; the index has the rest."""
+        if self.package is None:
+            return {}
+        links = {f"links-{number}": folder for number, folder in enumerate(self.package.links)}
+        return {"package": self.package.wheel.wheel.parent, **links}
 
     def portable(self) -> IndexLane:
-        """See :class:`PortableLane`."""
+        """See :class:`PortableLane`.
+
+        Raises:
+            UsageError: the project's package is installed editable, from a folder of this machine.
+        """
+        if self.package is not None and self.package.source is not None:
+            raise UsageError(
+                f"{self.package.wheel.name} is installed editable, from a folder of this machine.",
+                "Install its wheel, or run with --executor local.",
+            )
         return replace(self, host={}, caller=self.caller or self.project)
 
     def on_node(
         self, project: Project, wheel: ProjectWheel, host: Mapping[str, str], folders: Mapping[str, Path], work: Path
     ) -> IndexLane:
         """With the node's uv, and environments that the node keeps."""
-        del folders, work
-        return replace(self, project=project, wheel=wheel, host=host, uv=Uv.find(host))
+        del work
+        package = self.package
+        if package is not None:
+            own = replace(package.wheel, wheel=folders["package"] / package.wheel.wheel.name)
+            links = tuple(folders[f"links-{number}"] for number in range(len(package.links)))
+            package = replace(package, wheel=own, links=links)
+        return replace(self, project=project, wheel=wheel, host=host, uv=Uv.find(host), package=package)
 
 
 @dataclass(frozen=True)
