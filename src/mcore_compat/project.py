@@ -9,7 +9,7 @@ from typing import Self
 from mcore_compat.errors import UsageError
 from mcore_compat.settings import FILE, TABLE, Settings, load_settings, package_name
 
-__all__ = ["FUSED_FORWARD", "THIS_PROJECT", "Project", "packaged_data"]
+__all__ = ["FUSED_FORWARD", "THIS_PROJECT", "Project", "packaged_data", "suite_at"]
 
 DATA_FOLDER = "compat_matrix"
 THIS_PROJECT = "mcore-compat"
@@ -60,7 +60,7 @@ class Project:
         return cls(
             root=root,
             data=data,
-            suite=_suite_at(root, settings.suite),
+            suite=suite_at(root, settings.suite),
             inventory=root / settings.inventory if settings.inventory else data / "inventory.toml",
             cells=root / ".cells",
             reports=root / "reports",
@@ -250,7 +250,7 @@ def packaged_data() -> Path:
     return inside if inside.is_dir() else package.parents[1] / DATA_FOLDER
 
 
-def _suite_at(root: Path, named: str) -> Path:
+def suite_at(root: Path, named: str) -> Path:
     """The folder of a suite: the one in the wheel by its name, else one of the project."""
     if named != FUSED_FORWARD:
         return root / named

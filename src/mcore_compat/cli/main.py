@@ -12,6 +12,7 @@ from mcore_compat.cli import bundle, contract, gate, gpu, run
 from mcore_compat.cli import releases as releases_commands
 from mcore_compat.cli import usage as usage_commands
 from mcore_compat.cli.bisect import bisect
+from mcore_compat.cli.here import here
 from mcore_compat.errors import McoreCompatError
 from mcore_compat.verdicts import ExitCode
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 run.register(app)
 gate.register(app)
 app.command()(bisect)
+app.command()(here)
 app.add_typer(contract.app, name="contract")
 app.command()(releases_commands.releases)
 app.add_typer(releases_commands.watch, name="watch")

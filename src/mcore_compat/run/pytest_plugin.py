@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from mcore_compat.run.variables import OUT, PACKAGE, PACKAGE_SOURCE
+from mcore_compat.run.variables import OUT, PACKAGE, PACKAGE_SOURCE, ROOTS
 from mcore_compat.subjects.protocol import VARIABLE
 
 __all__ = ["pytest_collection_finish", "pytest_sessionfinish"]
@@ -54,6 +54,7 @@ def _origins() -> dict[str, Any]:
     home = Path(sysconfig.get_path("purelib")).resolve()
     # On a GPU host these three are the image's, from folders that the lane names; nothing else may come from there.
     image = [Path(site).resolve() for site in _listed("MCORE_COMPAT_IMAGE")]
+    here = [Path(folder).resolve() for folder in _listed(ROOTS)]
     source = [Path(folder).resolve() for folder in _listed(PACKAGE_SOURCE)]
     own = _listed(PACKAGE)
     # The longest name first: a package may add to a namespace that is watched itself.
@@ -69,7 +70,7 @@ def _origins() -> dict[str, Any]:
         if top is None:
             continue
         counts[top] += 1
-        roots = [home, *(image if top in _OF_IMAGE else []), *(source if top in own else [])]
+        roots = [home, *here, *(image if top in _OF_IMAGE else []), *(source if top in own else [])]
         if not any(Path(file).resolve().is_relative_to(root) for root in roots):
             foreign[name] = file
     return {

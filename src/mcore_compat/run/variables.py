@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OUT", "PACKAGE", "PACKAGE_SOURCE"]
+__all__ = ["OUT", "PACKAGE", "PACKAGE_SOURCE", "ROOTS"]
 
 # The folder of the results.
 OUT = "MCORE_COMPAT_CELL_OUT"
@@ -10,3 +10,5 @@ OUT = "MCORE_COMPAT_CELL_OUT"
 PACKAGE = "MCORE_COMPAT_PACKAGE"
 # The folder that an editable installation of it reads.
 PACKAGE_SOURCE = "MCORE_COMPAT_PACKAGE_SOURCE"
+# Further folders that modules may come from, separated as in PATH: those of an interpreter that is judged as it is.
+ROOTS = "MCORE_COMPAT_ROOTS"
