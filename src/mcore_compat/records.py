@@ -299,6 +299,7 @@ class SuiteFacts(_Fact):
         stock: what the unpatched release computes on fixed weights, by name.
         lacks: what it has not, each with the consequence in words.
         not_applicable: checks that were left out for it, each with the capabilities that they are about.
+        launches: how often the fused head ran in each check, in the suite's own process.
         controls: how each control ended: checks that run against a subject that is wrong on purpose, and must fail.
     """
 
@@ -318,11 +319,12 @@ class SuiteFacts(_Fact):
     capabilities: frozenset[str] | None = None
     lacks: dict[str, str] = {}
     not_applicable: dict[str, tuple[str, ...]] = {}
+    launches: dict[str, int] = {}
     controls: dict[str, Literal["failed", "passed"]] = {}
 
     @model_validator(mode="after")
     def _counted(self) -> Self:
-        if any(count < 0 for count in self.evidence.model_dump().values()):
+        if any(count < 0 for count in (*self.evidence.model_dump().values(), *self.launches.values())):
             raise ValueError("evidence is counted from zero")
         return self
 

@@ -161,12 +161,17 @@ AS_DECLARED = "as-declared"
 
 
 class CheckResult(_Record):
-    """One check in one cell."""
+    """One check in one cell.
+
+    Attributes:
+        launches: how often the fused head ran in it, in the suite's own process.
+    """
 
     check: str
     outcome: Literal["passed", "failed", "skipped"]
     expected: bool = True
     cases: int = 1
+    launches: int = 0
     seconds: float = 0.0
     message: str = ""
 

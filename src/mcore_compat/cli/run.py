@@ -81,6 +81,8 @@ _COPIES = (
     "note: uv's cache and the environments are on different filesystems, so every environment is a copy of about 5 GB; "
     "name a folder beside the cache with --cells-dir"
 )
+# The profiles that verdicts are made with: derandomised, so each run tries the same examples.
+_COUNTED_PROFILES = frozenset({"ci", "gpu"})
 _ONE_CELL_REUSE = "note: --reuse always re-runs at least one cell as a spot check, so a single cell is never reused"
 
 
@@ -254,13 +256,15 @@ def inventory(
     target = project.inventory
     matrix = matrix_of(project)
     old = load_inventory(target) if target.is_file() else None
-    executed = _collected(project) if collect else _executed(source or project.reports / "latest")
+    origin = source or project.reports / "latest"
+    executed = _collected(project) if collect else _executed(origin)
+    launches = None if collect or origin.is_file() else _launches(origin)
     if not executed:
         raise UsageError("No cell of this run has run a check.", "Run the cells first, or use --collect.")
     unseen = [cell.id for cell in matrix.cells if cell.id not in executed]
     if unseen:
         typer.echo(f"note: {len(unseen)} cells were not seen, so bounds may be wrong for them", err=True)
-    text = write_text(derive(executed, matrix.cells, old))
+    text = write_text(derive(executed, matrix.cells, old, launches))
     if write:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -309,12 +313,23 @@ def _executed(source: Path) -> dict[str, dict[str, int]]:
         if facts is None:
             raise UsageError(f"{problem}.", "Name a run's folder or a suite's facts.json.")
         return {source.parent.name: dict(Counter(check_of(node) for node in facts.collected))}
-    try:
-        report = Report.model_validate_json((source / "report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{source}/report.json cannot be read.", "Run the cells first, or name --from.") from exc
     return {
         cell.id: {result.check: result.cases for result in cell.results if result.outcome != "skipped"}
-        for cell in report.cells
+        for cell in _report(source).cells
         if cell.results
     }
+
+
+def _launches(source: Path) -> dict[str, dict[str, int]] | None:
+    """How often the fused head ran in each check; None: the run's profile tries more or less than pull requests do."""
+    report = _report(source)
+    if report.profile not in _COUNTED_PROFILES:
+        return None
+    return {cell.id: {result.check: result.launches for result in cell.results} for cell in report.cells}
+
+
+def _report(source: Path) -> Report:
+    try:
+        return Report.model_validate_json((source / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{source}/report.json cannot be read.", "Run the cells first, or name --from.") from exc

@@ -223,7 +223,11 @@ def _result(
     assert provisioned.environment is not None
     proved, facts = provisioned.environment.facts, run.facts
     imported = proved.imported
-    outcomes = [_check_result(check, outcome, exceptions) for check, outcome in sorted(run.log.checks.items())]
+    launches = facts.launches if facts else {}
+    outcomes = [
+        _check_result(check, outcome, exceptions, launches.get(check, 0))
+        for check, outcome in sorted(run.log.checks.items())
+    ]
     counts = {kind: sum(item.outcome == kind for item in outcomes) for kind in ("passed", "failed", "skipped")}
     suite_seconds = facts.seconds if facts else None
     return CellResult(
@@ -257,7 +261,7 @@ def _result(
     )
 
 
-def _check_result(check: str, outcome: CheckOutcome, exceptions: tuple[Expectation, ...]) -> CheckResult:
+def _check_result(check: str, outcome: CheckOutcome, exceptions: tuple[Expectation, ...], launches: int) -> CheckResult:
     entry = excused(check, exceptions)
     expected = outcome.outcome == "passed" if entry is None else fulfils(outcome, entry)
     return CheckResult(
@@ -265,6 +269,7 @@ def _check_result(check: str, outcome: CheckOutcome, exceptions: tuple[Expectati
         outcome=outcome.outcome,
         expected=expected,
         cases=outcome.cases,
+        launches=launches,
         seconds=round(outcome.seconds, 2),
         message=outcome.message,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from mcore_compat import versions
 from mcore_compat.matrix.cells import Cell
@@ -370,6 +370,9 @@ def of_evidence(
         ]
         if few and subject.is_ours:
             yield unproven(f"less was counted than a whole run of the suite gives: {', '.join(few)}")
+        idle = _with_few_launches(cell, run, run.facts.launches, inventory) if subject.is_ours else []
+        if idle:
+            yield unproven(f"the fused head ran less often than declared in {len(idle)} checks: {_listed(idle)}")
         if run.facts.mode is None and _claims(run, subject, "mode"):
             yield unproven("the suite does not say which mode was used")
         if cell.lane == "gpu" and run.facts.device.lower() == "cpu":
@@ -383,6 +386,19 @@ def of_evidence(
     peer = subject.peer
     if peer is not None and run.origins and not any(seen.modules.get(peer.distribution, 0) for seen in run.origins):
         yield unproven(f"no process of the suite imported a module of {peer.distribution}")
+
+
+def _with_few_launches(cell: Cell, run: SuiteRun, launches: Mapping[str, int], inventory: Inventory) -> list[str]:
+    """Checks that passed and tried less than they are declared to; one that failed may have ended early."""
+    found = []
+    for check in inventory.check:
+        outcome = run.log.checks.get(check.id)
+        if outcome is None or outcome.failed or check.launches_at_least is None or not check.applies(cell):
+            continue
+        seen = launches.get(check.id, 0)
+        if seen < check.launches_at_least:
+            found.append(f"{check.id} ({seen}, declared at least {check.launches_at_least})")
+    return found
 
 
 def excused(check: str, exceptions: tuple[Expectation, ...]) -> Expectation | None:

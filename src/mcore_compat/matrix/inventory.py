@@ -20,6 +20,8 @@ from mcore_compat.matrix.toml_file import DataModel, LocatedError, load_model
 
 __all__ = ["UNDECLARED", "Check", "EvidenceRules", "Inventory", "check_of", "derive", "load_inventory", "write_text"]
 
+_SLACK = 10
+_COUNTS = ("cases", "cases_at_least", "launches_at_least")
 Counter = Literal["hook_calls", "deferred_head_calls", "kernel_launches"]
 Bound = Annotated[str | None, Field(pattern=r"^\d+\.\d+(\.\d+)?$")]
 
@@ -35,6 +37,8 @@ class Check(DataModel):
         excluded: not in cells with one of these tags (``except`` in the file).
         cases: how many parametrised cases it has in every cell that runs it; None: not declared.
         cases_at_least: the same as a lower bound, for a check whose cases depend on the release.
+        launches_at_least: how often the fused head runs in the check, in the suite's own process; None: not declared. A
+            case that tries fewer examples shows here and not in the number of cases.
     """
 
     id: Annotated[str, Field(pattern=r"^[\w/.-]+\.py(::\w+)+$")]
@@ -44,6 +48,7 @@ class Check(DataModel):
     excluded: tuple[str, ...] = Field(default=(), strict=False, alias="except")
     cases: Annotated[int | None, Field(ge=1)] = None
     cases_at_least: Annotated[int | None, Field(ge=1)] = None
+    launches_at_least: Annotated[int | None, Field(ge=1)] = None
 
     def applies(self, cell: Cell) -> bool:
         """Whether this cell must run it."""
@@ -128,7 +133,10 @@ def check_of(node_id: str) -> str:
 
 
 def derive(
-    executed: Mapping[str, Iterable[str] | Mapping[str, int]], cells: Iterable[Cell], old: Inventory | None
+    executed: Mapping[str, Iterable[str] | Mapping[str, int]],
+    cells: Iterable[Cell],
+    old: Inventory | None,
+    launches: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Inventory:
     """An inventory that declares exactly what was executed.
 
@@ -136,11 +144,14 @@ def derive(
         executed: for each cell id that was run, the checks that ran in it, with the number of their cases if known.
         cells: the matrix's cells; those that are not in ``executed`` do not count.
         old: the inventory so far: where an entry still says what ran, it stays as it is written.
+        launches: for each cell id, how often the fused head ran in each check; None: not known, so that what was
+            declared stays.
 
     Returns:
         For a check that ran everywhere an entry without conditions, otherwise bounds where the cells are those of an
         interval of releases, and a list of cell ids where they are not. The number of cases is exact if it is the same
-        in every cell, and a lower bound if it depends on the release.
+        in every cell, and a lower bound if it depends on the release. Launches are lower bounds: nine
+        tenths of the fewest.
     """
     known = {check.id: check for check in old.check} if old else {}
     ran = {cell_id: frozenset(checks) for cell_id, checks in executed.items()}
@@ -151,7 +162,13 @@ def derive(
         kept = known.get(check_id)
         entry = kept if kept is not None and _cells(kept, seen) == where else _entry(check_id, where, seen)
         counts = {count for checks_of in executed.values() if (count := _cases(checks_of, check_id))}
-        checks.append(_counted(entry, counts, kept))
+        entry = _counted(entry, counts, kept)
+        least = kept.launches_at_least if kept is not None else None
+        if launches is not None:
+            seen_least = min(launches.get(cell_id, {}).get(check_id, 0) for cell_id in where)
+            # Another version of Hypothesis may try one example more or less.
+            least = (seen_least - seen_least // _SLACK) or None
+        checks.append(entry.model_copy(update={"launches_at_least": least}))
     return Inventory(
         schema_version=1,
         controls=old.controls if old else (),
@@ -194,7 +211,7 @@ def write_text(inventory: Inventory) -> str:
         lines += [f'{name} = "{value}"' for name in ("since", "until") if (value := getattr(check, name))]
         lines += [f"only = {_array(check.only)}"] if check.only else []
         lines += [f"except = {_array(check.excluded)}"] if check.excluded else []
-        lines += [f"{name} = {count}" for name in ("cases", "cases_at_least") if (count := getattr(check, name))]
+        lines += [f"{name} = {count}" for name in _COUNTS if (count := getattr(check, name))]
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ Both are files that a cell's processes write, so their size, their number and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
@@ -68,6 +69,7 @@ def _merged(found: list[SuiteFacts]) -> SuiteFacts:
                 imports=max(facts.seconds.imports for facts in found), suite=max(facts.seconds.suite for facts in found)
             ),
             "complete": all(facts.complete for facts in found),
+            "launches": dict(sum((Counter(facts.launches) for facts in found), Counter())),
             "stock": {name: values for facts in found for name, values in facts.stock.items()},
             # One process that saw a control pass is enough to doubt them all.
             "controls": dict(sorted((pair for facts in found for pair in facts.controls.items()), key=itemgetter(1))),

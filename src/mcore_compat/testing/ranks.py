@@ -6,7 +6,10 @@ itself would inherit its process group and its autograd threads.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import tempfile
@@ -56,6 +59,7 @@ def run_ranks(job: Callable[..., Any], *arguments: Any, world: int = 1, **layout
     Raises:
         AssertionError: a rank failed or did not end within two minutes; the message has its traceback.
     """
+    _end_server_at_exit()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOAD])
     with tempfile.TemporaryDirectory() as directory:
@@ -83,6 +87,17 @@ def run_ranks(job: Callable[..., Any], *arguments: Any, world: int = 1, **layout
         assert not errors, "\n".join(f"rank {rank}: {_last(text)}\n{text}" for rank, text in errors.items())
         assert not hung, f"ranks {hung} did not end within {_TIMEOUT_S} s"
         return [torch.load(Path(directory) / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+@functools.cache
+def _end_server_at_exit() -> None:
+    """Have the server end, and wait for it, before this process does.
+
+    By itself it ends some time after its parent, for it has torch and Megatron to take down. Whoever supervises the
+    parent would meet it as a process that was left behind. Python has no public name for this.
+    """
+    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit.register(server._stop)  # noqa: SLF001
 
 
 def _main(

@@ -79,6 +79,7 @@ class _Facts:
         self.collected = []
         self.not_applicable = {}
         self.controls = {}
+        self.launches = {}
         self.spoiled = False
         self.evidence = None
         self.started = time.monotonic()
@@ -94,6 +95,7 @@ class _Facts:
                 "mode": self.mode(),
                 "evidence": self.evidence or dict(_SUBJECT.evidence()),
                 "controls": self.controls,
+                "launches": self.launches,
                 "stock": cell_facts.stock(),
                 "collected": self.collected,
                 "seconds": {"imports": round(_import_seconds, 2), "suite": round(time.monotonic() - self.started, 2)},
@@ -108,6 +110,18 @@ class _Facts:
             self.controls = controls.run(session)
         finally:
             self.spoiled = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        """Count how often the fused head runs in each check; what the controls do is no evidence."""
+        before = _SUBJECT.evidence().get("kernel_launches", 0)
+        try:
+            return (yield)
+        finally:
+            ran = _SUBJECT.evidence().get("kernel_launches", 0) - before
+            if ran and not self.spoiled:
+                check = item.nodeid.split("[")[0]
+                self.launches[check] = self.launches.get(check, 0) + ran
 
     def mode(self):
         """The mode found; None where even finding it fails, which test_mode.py then reports check by check."""

@@ -242,11 +242,41 @@ def test_evidence_is_compared_with_that_of_a_whole_run(count, right):
     assert right or "hook_calls (3, declared at least 4)" in result.reason
 
 
+@pytest.mark.parametrize(
+    ("seen", "outcome", "right"),
+    [({ONE: 5}, "passed", True), ({ONE: 4}, "passed", False), ({TWO: 5}, "passed", False), ({}, "failed", True)],
+)
+def test_the_launches_of_each_check_are_compared(seen, outcome, right):
+    """A check that tries fewer examples has the same cases, and the whole run enough launches."""
+    inventory = declared(check=[{"id": ONE, "launches_at_least": 5}, {"id": TWO}, {"id": THREE}])
+    run = build.suite_run(build.log_lines(outcomes={ONE: outcome}), facts=build.suite_facts(launches=seen))
+    result = judged(run=run, inventory=inventory)
+    assert [f.kind for f in result.findings if f.kind == "no-evidence"] == ([] if right else ["no-evidence"])
+    assert right or f"{ONE} ({seen.get(ONE, 0)}, declared at least 5)" in result.reason
+    assert {r.check: r.launches for r in result.results} == {check: seen.get(check, 0) for check in build.CHECKS}
+
+
+def test_launches_are_not_expected_of_another_subject_or_another_cell():
+    checks = [{"id": ONE, "launches_at_least": 5, "until": "0.18.0"}, {"id": ONE.replace("one", "two")}, {"id": THREE}]
+    run = build.suite_run(facts=build.suite_facts(launches={}))
+    assert "no-evidence" not in {f.kind for f in judged(run=run, inventory=declared(check=checks)).findings}
+
+
+def test_launches_are_derived_as_lower_bounds():
+    cells = [build.cell("0.17.1"), build.cell("0.18.2")]
+    ran = {"0.17.1": {ONE: 4, TWO: 2}, "0.18.2": {ONE: 4, TWO: 6, THREE: 1}}
+    counted = {"0.17.1": {ONE: 8, TWO: 2}, "0.18.2": {ONE: 9, THREE: 40}}
+    first = derive(ran, cells, None, counted)
+    assert {check.id: check.launches_at_least for check in first.check} == {ONE: 8, TWO: None, THREE: 36}
+    # What is not known again stays as it was declared.
+    assert derive(ran, cells, first) == first
+
+
 def test_an_inventory_with_counts_is_written_and_read_back(tmp_path):
     written = declared(
         controls=["wrong_scale"],
         evidence={"least": {"hook_calls": 7}},
-        check=[{"id": ONE, "cases": 4}, {"id": TWO, "cases_at_least": 2}, {"id": THREE}],
+        check=[{"id": ONE, "cases": 4, "launches_at_least": 9}, {"id": TWO, "cases_at_least": 2}, {"id": THREE}],
     )
     (tmp_path / "inventory.toml").write_text(write_text(written), encoding="utf-8")
     assert load_inventory(tmp_path / "inventory.toml") == written
