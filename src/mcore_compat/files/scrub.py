@@ -1,4 +1,4 @@
-"""Takes absolute paths and control characters out of everything that is written for others."""
+"""Takes absolute paths, users and tokens in URLs, and control characters out of what is written for others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _ABSOLUTE = re.compile(
     r"(?<![\w.>/:~-])/(?:home|root|tmp|var|usr|opt|mnt|srv|private|data|work|workspace|builds|github|Users)"
     r"(?:/[\w.+@=~-]+)+"
 )
+# Who logs in, in a URL; `git` is the account that everybody has on a git host.
+_USER = re.compile(r"(?<=://)(?!git@)[^/\s@'\"<>]+@")
 _KEPT_PARTS = 2
 FILE_LIMIT = 64 << 20
 _LINE_LIMIT = 1 << 20
@@ -38,8 +40,8 @@ class Scrubber:
         self._pairs = sorted((pair for pair in pairs if len(pair[0]) > 1), key=lambda pair: -len(pair[0]))
 
     def text(self, text: str) -> str:
-        """The text without absolute paths and control characters."""
-        text = printable(text)
+        """The text without absolute paths, user names and tokens in URLs, and control characters."""
+        text = _USER.sub("<…>@", printable(text))
         for folder, name in self._pairs:
             text = text.replace(folder, name)
         return _ABSOLUTE.sub(lambda match: "<…>/" + "/".join(match.group().split("/")[-_KEPT_PARTS:]), text)

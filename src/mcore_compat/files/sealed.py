@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from filelock import FileLock
 
 from mcore_compat.files.digest import CACHES, digest_of_tree
 
@@ -47,13 +50,14 @@ def sealed_copy(base: Path, entries: Iterable[Path], store: Path) -> tuple[Path,
                 path.chmod(0o444)
         digest = digest_of_tree([fresh])
         sealed = store / digest[:32]
-        if not is_sealed(sealed, digest):
-            shutil.rmtree(sealed, ignore_errors=True)
-            fresh.rename(sealed)
+        with FileLock(store / ".lock"):  # another run may be putting the same copy in place, and use it at once
+            if not is_sealed(sealed, digest):
+                shutil.rmtree(sealed, ignore_errors=True)
+                fresh.rename(sealed)
+            os.utime(sealed)
+            _prune(store)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    os.utime(sealed)
-    _prune(store)
     return sealed, digest
 
 
@@ -65,5 +69,6 @@ def is_sealed(folder: Path, digest: str) -> bool:
 def _prune(store: Path) -> None:
     """Remove copies that no run has used for two weeks."""
     for path in store.iterdir():
-        if path.is_dir() and time.time() - path.stat().st_mtime > _KEPT_S:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # the unfinished copy of another run
+            if path.is_dir() and time.time() - path.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)

@@ -93,8 +93,12 @@ class RunFolder:
             ReportError: it cannot be written; better to know it before hours of work than after.
         """
         folder = cls(reports / plan.run_id, scrubber)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise _cannot_write(folder.path, exc) from exc
+        folder.keep_alive()  # before its plan can be seen: what nobody works on, somebody else may resume
         folder._json("run.json", plan.model_dump(mode="json"))
-        folder.keep_alive()
         return folder
 
     def keep_alive(self) -> None:

@@ -96,7 +96,7 @@ def _end_server_at_exit() -> None:
     By itself it ends some time after its parent, for it has torch and Megatron to take down. Whoever supervises the
     parent would meet it as a process that was left behind. Python has no public name for this.
     """
-    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001
     atexit.register(server._stop)  # noqa: SLF001
 
 

@@ -76,6 +76,22 @@ def test_a_run_has_one_process_at_a_time(folder):
     again.alive.release()
 
 
+def test_a_run_that_is_just_being_started_is_not_resumed(tmp_path, monkeypatch):
+    seen = []
+    write = RunFolder._json
+
+    def written(folder, name, data):
+        path = write(folder, name, data)
+        with pytest.raises(UsageError) as caught:
+            newest_unfinished(tmp_path / "reports", "run")
+        seen.append(caught.value.problem)
+        return path
+
+    monkeypatch.setattr(RunFolder, "_json", written)
+    RunFolder.create(tmp_path / "reports", plan(), Scrubber({})).alive.release()
+    assert ["still running" in problem for problem in seen] == [True]
+
+
 def test_the_report_is_read_back_and_latest_names_the_newest(folder, tmp_path):
     report = build.report(build.result())
     folder.save_report(report)

@@ -43,6 +43,17 @@ def test_what_is_no_path_stays():
     assert SCRUBBER.text(text) == text
 
 
+def test_who_logs_in_is_taken_out_of_urls():
+    secret = (
+        "git+https://user:ghp_x@github.com/o/r@main, https://__token__:pypi-x@host/simple, https://ghp_x@github.com"
+    )
+    clean = SCRUBBER.text(secret)
+    assert clean == "git+https://<…>@github.com/o/r@main, https://<…>@host/simple, https://<…>@github.com"
+    assert SCRUBBER.text(clean) == clean
+    for text in ("git+ssh://git@github.com/o/r@main", "git+file:///repository@ref", "https://github.com/o/r@v1, a@b.c"):
+        assert SCRUBBER.text(text) == text
+
+
 def test_data_of_any_depth(tmp_path):
     assert SCRUBBER.data({"a": ["/tmp/x", {"b": ("/root/y", 1, None)}]}) == {
         "a": ["<tmp>/x", {"b": ["<home>/y", 1, None]}]

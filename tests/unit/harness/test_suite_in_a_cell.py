@@ -8,7 +8,9 @@ import threading
 import harness_builders as build
 import pytest
 
+from mcore_compat.judge.cell import judge_cell
 from mcore_compat.run.suite import SuiteOptions, run_suite
+from mcore_compat.verdicts import Verdict
 
 
 @pytest.fixture
@@ -23,10 +25,10 @@ def started(tmp_path):
     suite.mkdir()
     environment = build.provisioned(folder=tmp_path / "cell").environment
 
-    def start(text, **options):
+    def start(text, cell=None, **options):
         (suite / "test_a.py").write_text(text, encoding="utf-8")
         chosen = SuiteOptions(suite, "ci", **options)
-        return run_suite(build.cell(), environment, chosen, tmp_path / "out", os.environ, threading.Event())
+        return run_suite(cell or build.cell(), environment, chosen, tmp_path / "out", os.environ, threading.Event())
 
     return start
 
@@ -70,6 +72,24 @@ def test_a_log_that_is_no_file_is_an_incomplete_log(started):
     )
     assert not run.log.complete
     assert run.log.problem == "reportlog.jsonl is a link"
+
+
+def test_a_check_that_hangs_costs_its_cell_its_time_limit_and_no_more(started):
+    """It ignores the polite signal, has its output end in the middle of a line, and holds a process of its own."""
+    cell = build.cell(time_limit_s=10)
+    run = started(
+        "import os, signal, subprocess, time\n"
+        "def test_one():\n    pass\n"
+        "def test_two():\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    subprocess.Popen(['sleep', '60'])\n    os.write(1, b'half a line')\n"
+        "    while True:\n        time.sleep(1)\n",
+        cell,
+    )
+    assert (run.finished.timed_out, run.finished.cancelled) == (True, False)
+    assert run.finished.seconds < 30
+    result = judge_cell(cell, build.provisioned(), run, build.inventory(), build.expectations(), build.TODAY)
+    assert result.verdict is Verdict.UNPROVEN
+    assert "time-limit" in {finding.kind for finding in result.findings}
 
 
 def test_plugins_are_loaded_by_name_only(started, tmp_path):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from filelock import FileLock
+
 from mcore_compat.contract.source.git import GitError, git, is_repository, read_git
 from mcore_compat.contract.source.tree import SourceError, SourceTree, read_directory, read_sdist, read_wheel
 from mcore_compat.files.digest import digest_of_text
@@ -132,8 +134,9 @@ def open_candidate(candidate: Candidate, releases: Iterable[Release], cache: Pat
         file = download(find_release(releases, candidate.version), cache)
         return read_wheel(file) if file.name.endswith(".whl") else read_sdist(file)
     if candidate.kind is CandidateKind.GIT:
-        repository = candidate.path or _fetched(candidate, cache or cache_directory())
-        return read_git(repository, candidate.ref if candidate.path else "FETCH_HEAD")
+        if candidate.path is not None:
+            return read_git(candidate.path, candidate.ref)
+        return read_git(*_fetched(candidate, cache or cache_directory()))
     assert candidate.path is not None
     readers = {
         CandidateKind.WHEEL: read_wheel,
@@ -143,27 +146,30 @@ def open_candidate(candidate: Candidate, releases: Iterable[Release], cache: Pat
     return readers[candidate.kind](candidate.path)
 
 
-def _fetched(candidate: Candidate, cache: Path) -> Path:
-    """Bare repository in the cache that holds the one commit asked for of a repository on another host."""
+def _fetched(candidate: Candidate, cache: Path) -> tuple[Path, str]:
+    """Bare repository in the cache with the one commit asked for of a repository on another host, and its name there.
+
+    Each ref of the other side has a name of its own here: FETCH_HEAD would be that of whoever fetched last.
+    """
     assert candidate.address is not None
     key = digest_of_text(candidate.address)[:16]
     repository = cache / "git" / key / f"{Path(candidate.address).name.removesuffix('.git')}.git"
+    name = f"refs/fetched/{digest_of_text(candidate.ref)[:16]}"
     repository.mkdir(parents=True, exist_ok=True)
-    if not is_repository(repository):
-        git(repository, ["init", "--quiet", "--bare"])
+    fetch = ["fetch", "--quiet", "--depth=1", "--end-of-options", candidate.address, f"+{candidate.ref}:{name}"]
     try:
-        subprocess.run(
-            [
-                *("git", "-c", "core.hooksPath=/dev/null", "-C", str(repository)),
-                *("fetch", "--quiet", "--depth=1", "--end-of-options", candidate.address, candidate.ref),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=_FETCH_SECONDS,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
-        )
+        with FileLock(repository.parent / ".lock"):
+            if not is_repository(repository):
+                git(repository, ["init", "--quiet", "--bare"])
+            subprocess.run(
+                ["git", "-c", "core.hooksPath=/dev/null", "-C", str(repository), *fetch],
+                check=True,
+                capture_output=True,
+                timeout=_FETCH_SECONDS,
+                env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+            )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise GitError(
             f"{candidate.label} could not be fetched.", "check address, ref and access; or give a local clone."
         ) from error
-    return repository
+    return repository, name
