@@ -7,16 +7,16 @@ those are judged in its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mcore_compat.files.untrusted import parsed_json
 from mcore_compat.matrix.inventory import check_of
 
-__all__ = ["upstream_failures"]
+__all__ = ["OURS", "upstream_failures"]
 
 _UPSTREAM = "site-packages/megatron/"
-_OURS = "/mcore_fused/"
+OURS = ("mcore_fused",)
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
 
@@ -38,16 +38,18 @@ def _frames(entry: object) -> list[str]:
     return [str(place["path"]) for place in places if place]
 
 
-def upstream_failures(lines: Iterable[str]) -> frozenset[str]:
-    """Checks all of whose failing cases were raised below megatron-core's code, without ours on the way.
+def upstream_failures(lines: Iterable[str], own: Sequence[str] = OURS) -> frozenset[str]:
+    """Checks all of whose failing cases were raised below megatron-core's code, without the judged code on the way.
 
     Args:
         lines: a suite's report log (``reportlog.jsonl``).
+        own: dotted names of the packages and modules that are judged.
     """
+    places = tuple(f"/{name.replace('.', '/')}{end}" for name in own for end in ("/", ".py"))
     blamed: dict[str, bool] = {}
     for line in lines:
         try:
-            found = _blame(parsed_json(line))
+            found = _blame(parsed_json(line), places)
         except (ValueError, TypeError, AttributeError, LookupError):
             continue  # a cell can write anything there; what cannot be read blames nobody
         if found is not None:
@@ -56,12 +58,12 @@ def upstream_failures(lines: Iterable[str]) -> frozenset[str]:
     return frozenset(check for check, upstream in blamed.items() if upstream)
 
 
-def _blame(event: Any) -> tuple[str, bool] | None:
+def _blame(event: Any, own: Sequence[str]) -> tuple[str, bool] | None:
     """The check of one report of a failure, and whether upstream is to blame for it; None: it is another report."""
     if event.get("outcome") != "failed" or not event.get("nodeid"):
         return None
     upstream = all(
-        bool(frames) and _UPSTREAM in frames[-1] and not any(_OURS in frame for frame in frames)
+        bool(frames) and _UPSTREAM in frames[-1] and not any(place in frame for frame in frames for place in own)
         for frames in _stacks(event.get("longrepr"))
     )
     return check_of(str(event["nodeid"])), upstream

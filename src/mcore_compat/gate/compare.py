@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mcore_compat.contract.model import Json
 from mcore_compat.gate.model import GateFinding, State
 from mcore_compat.results import AS_DECLARED, FAILED_CHECK, CellResult, Finding, signature
 from mcore_compat.verdicts import Verdict, rank_in_cell
 
-__all__ = ["contract_change", "excused", "pair_cells"]
+__all__ = ["contract_change", "excused", "pair_cells", "vanished"]
 
 _MAX_DIFF = 24
 # The record is made in float64 and rounded to nine digits; another order of summation changes the thirteenth.
@@ -75,6 +75,30 @@ def pair_cells(
         finding = next(side[key] for side in seen if key in side)
         findings.append(_as_gate_finding(finding, state or "flaky", note, upstream))
     return (*findings, *_stock_changes(baseline, candidate))
+
+
+def vanished(baseline: CellResult, candidate: CellResult) -> tuple[GateFinding, ...]:
+    """Checks that ran on the baseline and not on the candidate; for a suite whose checks nobody declares.
+
+    A check that skips itself, or a file that collects nothing, must not make a candidate look good.
+    """
+    ran = {result.check: result.outcome for result in candidate.results}
+    lost = [r for r in baseline.results if r.outcome != "skipped" and ran.get(r.check, "skipped") == "skipped"]
+    return tuple(
+        GateFinding(
+            origin="cell",
+            title="missing-check",
+            state="new",
+            level="unproven",
+            message=f"{result.check} runs on the baseline and {_now(result.check, ran)} now",
+            next_step="Make it run on the candidate, or declare the checks in an inventory.",
+        )
+        for result in lost
+    )
+
+
+def _now(check: str, ran: Mapping[str, str]) -> str:
+    return "is skipped" if check in ran else "is not there"
 
 
 def _as_gate_finding(finding: Finding, state: State, note: str, upstream: frozenset[str]) -> GateFinding:

@@ -14,9 +14,9 @@ from mcore_compat.contract.model import Contract
 from mcore_compat.contract.rules.compare import Finding, FindingState, expected_modes
 from mcore_compat.contract.source.candidate import Candidate
 from mcore_compat.files.untrusted import read_bounded
-from mcore_compat.gate.blame import upstream_failures
+from mcore_compat.gate.blame import OURS, upstream_failures
 from mcore_compat.gate.built import BuiltLane, build_all
-from mcore_compat.gate.compare import contract_change, excused, pair_cells
+from mcore_compat.gate.compare import contract_change, excused, pair_cells, vanished
 from mcore_compat.gate.decide import decide, next_step_of
 from mcore_compat.gate.model import GateFinding, GateReport, Lines, Side, SourceCheck, Tier, WitnessState
 from mcore_compat.gate.sides import Sides, static_findings
@@ -169,11 +169,14 @@ def _run_and_pair(
         return GateRun(report, session.folder)
 
     first = once()
-    blamed = _upstream_failures(first.folder.cell(after) / "reportlog.jsonl")
+    own = OURS if lane.package is None else lane.package.modules
+    blamed = _upstream_failures(first.folder.cell(after) / "reportlog.jsonl", own)
     paired = pair_cells(first.cells[before], first.cells[after], upstream=blamed)
     if rerun and any(f.state in {"new", "fixed"} for f in paired):
         again = once().cells
         paired = pair_cells(first.cells[before], first.cells[after], (again[before], again[after]), blamed)
+    if not step.project.declares_checks:
+        paired += vanished(first.cells[before], first.cells[after])
     return first, paired, lane
 
 
@@ -258,9 +261,9 @@ def _reproduced(lines: Sequence[Lines], cell: Cell, lane: Lane, host: Mapping[st
         return run_witnesses(lines, cell, environment.folder, host, cancel)
 
 
-def _upstream_failures(log: Path) -> frozenset[str]:
+def _upstream_failures(log: Path, own: Sequence[str]) -> frozenset[str]:
     try:
-        return upstream_failures(read_bounded(log, LOG_LIMIT).split("\n"))
+        return upstream_failures(read_bounded(log, LOG_LIMIT).split("\n"), own)
     except OSError:
         return frozenset()
 
