@@ -33,6 +33,20 @@ def test_an_unknown_version_is_a_usage_error(monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("error", [RuntimeError("odd"), RecursionError(), KeyError("x"), OSError(28, "full")])
+def test_what_the_command_line_does_not_know_is_no_verdict(error, monkeypatch, capsys):
+    """Python's own exit status for a traceback is 1, which reads as "this megatron-core breaks"."""
+
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr(cli, "app", broken)
+    code, _, err = call("plan", "--root", str(ROOT), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 3
+    assert "The harness itself failed." in err
+    assert "next:" in err
+
+
 def test_a_call_outside_of_a_checkout(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, _, err = call("plan", monkeypatch=monkeypatch, capsys=capsys)
