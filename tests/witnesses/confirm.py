@@ -105,6 +105,7 @@ def _changed(rule: Rule, folder: Path, cells: Path) -> Case:
     (metadata,) = site.glob("megatron_core-*.dist-info")
     shutil.copytree(metadata, folder / metadata.name)
     edit_folder(folder, RULE_CHANGES[rule.id])
+    _lend_bytecode(cells / BASE / "home" / "bytecode", site, folder)
     finding = _finding(rule, SNAPSHOTS[BASE], extract(read_directory(folder), "changed"))
     return Case(rule, f"{BASE}, changed", finding, (BASE, BASE), folder)
 
@@ -119,8 +120,27 @@ def _cell(version: str, tree: Path | None) -> Cell:
     assert cell is not None
     if tree is None:
         return cell
-    variable = ReasonedVariable(name="PYTHONPATH", value=str(tree), reason="the changed copy comes first")
-    return cell.model_copy(update={"env": (*cell.env, variable)})
+    added = (
+        ReasonedVariable(name="PYTHONPATH", value=str(tree), reason="the changed copy comes first"),
+        ReasonedVariable(name="PYTHONPYCACHEPREFIX", value=str(_bytecode(tree)), reason="the cell's own is sealed"),
+    )
+    return cell.model_copy(update={"env": (*cell.env, *added)})
+
+
+def _bytecode(tree: Path) -> Path:
+    return tree.with_name(f"{tree.name}-bytecode")
+
+
+def _lend_bytecode(lent: Path, site: Path, tree: Path) -> None:
+    """Links to the cell's bytecode for what the copy has in common with it: without them each copy compiles anew."""
+    if not lent.is_dir():
+        return
+    target = _bytecode(tree)
+    shutil.copytree(lent, target, copy_function=os.symlink)
+    own, theirs = (target / str(root / "megatron").lstrip("/") for root in (tree, site.resolve()))
+    if theirs.is_dir():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        theirs.rename(own)
 
 
 def _judged(cases: list[Case], cells: Path, jobs: int) -> list[tuple[str, str, str, str]]:
