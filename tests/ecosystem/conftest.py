@@ -8,4 +8,5 @@ _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent / "compat")]
 pytest_plugins = ["support.session"]
 # A cell has one of these packages; the inventory knows which checks it must run.
-collect_ignore = [f"test_{name}.py" for name in ("peft", "verl") if importlib.util.find_spec(name) is None]
+_PACKAGES = {"peft": "peft", "verl": "verl", "verl_engine": "verl"}
+collect_ignore = [f"test_{name}.py" for name, package in _PACKAGES.items() if importlib.util.find_spec(package) is None]
