@@ -88,7 +88,7 @@ def show(
     root: Root = None,
 ) -> None:
     """Print the contract of one megatron-core."""
-    contract = obtain(source, Project.readable(root).data)
+    contract = obtain(source, Project.readable(root).known)
     if shape is Format.JSON:
         typer.echo(contract.to_json(), nl=False)
         return
@@ -102,7 +102,7 @@ def diff(
     old: Source, new: Source, shape: Shape = Format.TEXT, everything: Everything = False, root: Root = None
 ) -> None:
     """Explain what going from one megatron-core to another means for us; exit code 1: a mode breaks."""
-    data = Project.readable(root).data
+    data = Project.readable(root).known
     before, after = obtain(old, data), obtain(new, data)
     _print(Comparison(before, after, compare_contracts(before, after, rules_of(data))), shape, everything)
 
@@ -118,7 +118,7 @@ def check(
     root: Root = None,
 ) -> None:
     """Judge one megatron-core by the rules; exit code 1: a mode breaks."""
-    data = Project.readable(root).data
+    data = Project.readable(root).known
     if baseline is not None:
         diff(baseline, source, shape, everything, root)
         return
@@ -139,7 +139,7 @@ def scan_branches(
     """What upstream's pull requests would change for us; nothing of them is run. Always exit code 0."""
     patterns = refs or ["refs/pull/*/head", "refs/heads/pull-request"]
     counts: dict[str, int] = {}
-    for branch in scan(repository, patterns, onto or ["main"], rules_of(Project.readable(root).data)):
+    for branch in scan(repository, patterns, onto or ["main"], rules_of(Project.readable(root).known)):
         told = [finding for finding in branch.findings if everything or finding.level != "info"]
         counts[branch.judgement] = counts.get(branch.judgement, 0) + 1
         if told or branch.problem or everything:
@@ -205,7 +205,7 @@ def snapshot(
 @app.command()
 def classes(as_data: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, root: Root = None) -> None:
     """Group the releases whose binding surface is the same; the newest of a group represents it."""
-    data = Project.readable(root).data
+    data = Project.readable(root).known
     groups = equivalence_classes(load_snapshots(data / "contracts"), rules_of(data))
     if as_data:
         typer.echo(json.dumps([{"name": g.name, "digest": g.digest, "members": g.members} for g in groups], indent=1))

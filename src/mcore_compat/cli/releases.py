@@ -39,7 +39,7 @@ def releases(
     root: Root = None,
 ) -> None:
     """List megatron-core's releases; works offline from the committed list unless --update is given."""
-    data = (Project.find(root) if update else Project.readable(root)).data
+    data = Project.find(root).data if update else Project.readable(root).known
     path = data / "releases.json"
     known = load_releases(path)
     if update:

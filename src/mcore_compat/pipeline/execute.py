@@ -69,7 +69,7 @@ def _subject_info(session: Session) -> SubjectInfo:
         commit=wheel.commit,
         judged=subject.name,
         judged_version=subject.peer.version if subject.peer is not None else None,
-        judged_sha256=subject.peer.sha256 if subject.peer is not None else None,
+        judged_sha256=(subject.peer.sha256 or None) if subject.peer is not None else None,
     )
     if not session.project.is_adopter:
         return judged

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 from filelock import FileLock, Timeout
 
 from mcore_compat.errors import LockTimeoutError, UsageError
-from mcore_compat.matrix.cells import Cell
+from mcore_compat.matrix.cells import Cell, ReasonedRequirement
 from mcore_compat.project import Project
 from mcore_compat.provision.host_image import Image, image_cell, link_farm, provision_in_image, read_image
 from mcore_compat.provision.package import build_package, harness_wheel, suite_requirements
@@ -115,6 +115,7 @@ class IndexLane:
         subject: what is judged, for the rerun command.
         package: see :class:`Lane`.
         caller: the project as the caller's machine has it, for the rerun command; None: it is ``project``.
+        peer: what an installer is asked for to get the published subject, without its dependencies; "": none.
     """
 
     project: Project
@@ -125,6 +126,7 @@ class IndexLane:
     subject: ChosenSubject = OURS
     package: Package | None = None
     caller: Project | None = None
+    peer: str = ""
 
     @classmethod
     def open(
@@ -139,7 +141,8 @@ class IndexLane:
         store = project.cells / ".subject"
         if not project.is_adopter:
             uv = Uv.find(host)
-            return cls(project, requirements, uv, build_wheel(project.root, store, uv), host, subject)
+            wheel = build_wheel(project.root, store, uv)
+            return cls(project, requirements, uv, wheel, host, subject, peer=_peer_source(subject, store, uv))
         if project.wheelhouse is not None and not project.wheelhouse.is_dir():
             raise UsageError(f"There is no wheelhouse {project.settings.wheelhouse}.", "Correct `wheelhouse`.")
         wheel = harness_wheel(store, Uv.find(host))
@@ -167,7 +170,12 @@ class IndexLane:
         """The cells as they are, once their interpreters are known to exist."""
         for python in sorted({cell.python for cell in cells}):
             self.uv.interpreter(python)
-        return tuple(cells)
+        if not self.peer:
+            return tuple(cells)
+        wanted = ReasonedRequirement(spec=self.peer, reason="the subject, without what it would bring along")
+        return tuple(
+            cell.model_copy(update={"without_dependencies": (*cell.without_dependencies, wanted)}) for cell in cells
+        )
 
     @contextlib.contextmanager
     def hold(self, cell: Cell, cancel: threading.Event, say: Callable[[str], None]) -> Iterator[bool]:
@@ -395,6 +403,15 @@ class ImageLane:
         house.check_host(platform.machine())
         farm = link_farm(image, house, work / "image", self.subject.peer)
         return replace(self, project=project, image=image, house=house, farm=farm, wheel=wheel, work=work, host=host)
+
+
+def _peer_source(subject: ChosenSubject, store: Path, uv: Uv) -> str:
+    """What an installer is asked for to get a published subject in CPU cells; a checkout is built first."""
+    peer = subject.peer
+    if peer is None or peer.checkout is None:
+        return peer.source if peer is not None else ""
+    wheel = build_wheel(peer.checkout, store, uv, whose=f"The checkout of {peer.distribution}")
+    return f"{peer.distribution} @ {wheel.wheel.as_uri()}"
 
 
 def _below(path: Path, root: Path) -> str:

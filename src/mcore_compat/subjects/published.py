@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["PEERS", "PEERS_FOLDER", "Peer"]
+__all__ = ["PEERS", "PEERS_FOLDER", "Peer", "peer_in_cpu_cells"]
 
 PEERS_FOLDER = "peers"
 
@@ -26,6 +27,8 @@ class Peer:
         sha256: of its wheel.
         lanes: where it can run.
         elsewhere: why it cannot run in the other lanes; one sentence.
+        source: what an installer is asked for in CPU cells, where the kernel is replaced by torch; "": the wheel above.
+        checkout: the folder that the source is built from, if it is one.
     """
 
     distribution: str
@@ -34,6 +37,8 @@ class Peer:
     sha256: str
     lanes: frozenset[str]
     elsewhere: str
+    source: str = ""
+    checkout: Path | None = None
 
     @property
     def requirement(self) -> str:
@@ -53,3 +58,17 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
         )
     }
 )
+
+
+def peer_in_cpu_cells(name: str, version: str | None, checkout: Path | None) -> Peer:
+    """A published version or a checkout of a known package, for CPU cells: its kernel is replaced by torch there.
+
+    Args:
+        name: of the package, one of :data:`PEERS`.
+        version: on the index; None for a checkout.
+        checkout: its folder; None for a published version.
+    """
+    label = version if version is not None else "of a checkout"
+    source = f"{name}=={version}" if version is not None else ""
+    known = PEERS[name]
+    return Peer(known.distribution, label, "", "", frozenset({"cpu"}), known.elsewhere, source, checkout)

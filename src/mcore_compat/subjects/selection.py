@@ -8,14 +8,16 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from mcore_compat import versions
 from mcore_compat.errors import UsageError
 from mcore_compat.project import Project
 from mcore_compat.subjects.protocol import BUILT_IN, DEFAULT_SUBJECT, FORMS, SubjectNameError, parse_subject
-from mcore_compat.subjects.published import PEERS, Peer
+from mcore_compat.subjects.published import PEERS, Peer, peer_in_cpu_cells
 
 __all__ = ["BUILT_IN", "DEFAULT_SUBJECT", "OURS", "ChosenSubject", "choose_subject", "subject_of"]
 
@@ -58,6 +60,7 @@ class ChosenSubject:
 
 
 OURS = ChosenSubject()
+_VERSION_OR_CHECKOUT = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)(?:==(?P<version>\S+)|@(?P<checkout>.+))")
 
 
 def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
@@ -73,6 +76,9 @@ def choose_subject(text: str, lane: str = "cpu") -> ChosenSubject:
     """
     if text in PEERS:
         return _of_peer(text, PEERS[text], lane)
+    match = _VERSION_OR_CHECKOUT.fullmatch(text)
+    if match is not None and match["name"] in PEERS:
+        return _of_version(match["name"], match["version"], match["checkout"], lane)
     try:
         spec = parse_subject(text)
     except SubjectNameError:
@@ -110,8 +116,33 @@ def subject_of(project: Project, text: str | None, lane: str = "cpu") -> ChosenS
 
 def _of_peer(name: str, peer: Peer, lane: str) -> ChosenSubject:
     if lane not in peer.lanes:
-        raise UsageError(peer.elsewhere, f"Run `ci/gpu --subject {name}` on a host with one.")
+        step = (
+            f"Run `ci/gpu --subject {name}` on a host with one; `{name}=={peer.version}` runs here without its kernel."
+        )
+        raise UsageError(peer.elsewhere, step)
     return ChosenSubject(name, name, f"{peer.distribution}=={peer.version}:{peer.sha256}", peer)
+
+
+def _of_version(name: str, version: str | None, checkout: str | None, lane: str) -> ChosenSubject:
+    """A version or a checkout of a published package; the pinned one is the same on both lanes."""
+    pinned = PEERS[name]
+    if lane != "cpu":
+        if version == pinned.version:
+            return _of_peer(name, pinned, lane)
+        raise UsageError(
+            f"A GPU host judges {name} {pinned.version}, whose wheel is pinned.",
+            f"Name it as `{name}`, or judge this one in CPU cells.",
+        )
+    folder = None
+    if checkout is not None:
+        folder = Path(checkout).expanduser().resolve()
+        if not (folder / "pyproject.toml").is_file() and not (folder / "setup.py").is_file():
+            raise UsageError(f"{folder.name} is not a checkout of {name}.", "Name the folder with its pyproject.toml.")
+    elif versions.parse(version or "") is None:
+        raise UsageError(f"`{version}` is not a version of {name}.", f"Write it as in {name}=={pinned.version}.")
+    peer = peer_in_cpu_cells(name, version, folder)
+    said = f"{name} (kernel replaced by torch)"
+    return ChosenSubject(said, name, f"{name}:{version or 'checkout'}:torch", peer)
 
 
 def _of_file(path: Path, attribute: str) -> ChosenSubject:

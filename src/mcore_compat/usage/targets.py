@@ -53,7 +53,7 @@ def lists_folder() -> Path:
 
 
 def _data_file(name: str) -> Path:
-    path = Project.readable().data / name
+    path = Project.readable().known / name
     if not path.exists():
         raise UsageError(f"{name} is missing in {path.parent}.", "Restore it, or run in another folder.")
     return path

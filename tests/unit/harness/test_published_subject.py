@@ -17,7 +17,7 @@ from mcore_compat.cli import main as cli
 from mcore_compat.cli import run as run_cli
 from mcore_compat.errors import UsageError
 from mcore_compat.judge.cell import judge_cell
-from mcore_compat.pipeline.lanes import ImageLane
+from mcore_compat.pipeline.lanes import ImageLane, IndexLane
 from mcore_compat.project import Project
 from mcore_compat.provision import bundle
 from mcore_compat.provision import host_image as image
@@ -219,3 +219,40 @@ def test_the_way_back_names_the_subject(tmp_path):
         Project.at(ROOT), Image((), {}, "", ()), house, tmp_path, wheel, tmp_path, {}, choose_subject("verl", "gpu")
     )
     assert "`ci/gpu --select 0.18.2 --subject verl`" in lane.rerun(build.cell(), "a.py::test_b")
+
+
+def test_a_version_and_a_checkout_are_judged_in_cpu_cells(tmp_path):
+    chosen = choose_subject("verl==0.8.0")
+    assert (chosen.variable, chosen.peer.version, chosen.peer.source) == ("verl", "0.8.0", "verl==0.8.0")
+    assert "kernel replaced by torch" in chosen.name
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    checkout = choose_subject(f"verl@{tmp_path}")
+    assert (checkout.peer.source, checkout.peer.checkout) == ("", tmp_path)
+    assert checkout.digest != chosen.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("verl==new", "not a version"), ("verl@nowhere", "not a checkout"), ("slime==0.1", "no subject")],
+)
+def test_other_versions_and_checkouts_are_refused(text, words):
+    with pytest.raises(UsageError, match=words):
+        choose_subject(text)
+
+
+def test_a_gpu_host_judges_the_pinned_version_alone():
+    assert choose_subject(f"verl=={VERL.version}", "gpu").peer is VERL
+    with pytest.raises(UsageError, match="whose wheel is pinned"):
+        choose_subject("verl==0.8.0", "gpu")
+
+
+def test_every_cell_gets_the_version_without_its_dependencies(tmp_path):
+    chosen = choose_subject("verl==0.8.0")
+    lane = IndexLane(Project.at(tmp_path), (), _Interpreters(), None, {}, chosen, peer=chosen.peer.source)
+    (adapted,) = lane.adapted([build.cell()])
+    assert [item.spec for item in adapted.without_dependencies] == ["verl==0.8.0"]
+
+
+class _Interpreters:
+    def interpreter(self, version):
+        return Path(version)

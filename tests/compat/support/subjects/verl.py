@@ -1,4 +1,4 @@
-"""verl's fused forward as a subject: the real package (PyPI, verl 0.9.1), loaded without Ray and the trainers.
+"""verl's fused forward as a subject: the real package, loaded without Ray and the trainers.
 
 Loaded are verl's own ``models/mcore/model_forward_fused.py`` (the patch, the forward functions), what these import of
 verl, and ``utils/kernel``. Three kinds of stand-ins make that possible, and only while it is loaded:
@@ -8,7 +8,8 @@ verl, and ``utils/kernel``. Three kinds of stand-ins make that possible, and onl
 - ``transformers`` and ``tensordict`` are names only, but for the plain record that verl's output class derives from;
 - ``verl.workers.config`` is names only.
 
-No code of verl is replaced. Three of its functions are counted on the way through, for evidence.
+On a GPU no code of verl is replaced. Without one its Triton kernel cannot run, and :func:`_torch_kernel` has its place;
+the report's title says so. Three of its functions are counted on the way through, for evidence.
 """
 
 import contextlib
@@ -20,6 +21,8 @@ import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 _BARE = {"verl": ".", "verl.models.mcore": "models/mcore", "verl.utils": "utils"}
 # Imported before the stand-ins are there, so that no module of Megatron can meet one.
@@ -100,6 +103,15 @@ def load():
         return importlib.import_module("verl.models.mcore.model_forward_fused")
 
 
+def _torch_kernel(hidden, weight, labels, temperature=1.0, reduction="none", group=None):
+    """The arguments and the flat outputs of verl's kernel, on any device; hidden and labels are flattened."""
+    assert reduction == "none"
+    logits = hidden.reshape(-1, hidden.shape[-1]).double() @ weight.double().t() / temperature
+    log_probs = torch.log_softmax(logits, -1)
+    chosen = log_probs.gather(-1, labels.reshape(-1).clamp(min=0)[:, None])[:, 0]
+    return chosen.float(), -(log_probs.exp() * log_probs).sum(-1).float()
+
+
 class Verl:
     """verl's patch, its forward functions and its Triton kernel, which needs a GPU.
 
@@ -114,9 +126,16 @@ class Verl:
     def __init__(self):
         self._verl = load()
         self._counts = dict.fromkeys(("hook_calls", "heads", "launches"), 0)
-        self._count(self._verl, "fused_output_processor", "hook_calls")
+        if not hasattr(self._verl, "_resolve_fused_forward_mode"):  # versions that have one mode
+            self.capabilities -= {"mode"}
+        if hasattr(self._verl, "fused_output_processor"):
+            self._count(self._verl, "fused_output_processor", "hook_calls")
+        if torch.cuda.is_available():
+            self._count(importlib.import_module("verl.utils.kernel.kernels"), "efficient_entropy_forward", "launches")
+        elif self._verl.linear_cross_entropy.__module__.startswith("verl."):
+            self._verl.linear_cross_entropy = _torch_kernel
+            self._count(self._verl, "linear_cross_entropy", "launches")
         self._count(self._verl, "linear_cross_entropy", "heads")
-        self._count(importlib.import_module("verl.utils.kernel.kernels"), "efficient_entropy_forward", "launches")
 
     def _count(self, module, function, counter):
         counted = getattr(module, function)
@@ -149,7 +168,7 @@ class Verl:
 
     def call(self, model, *inputs, labels, temperature=1.0, **kwargs):
         """As verl's forward functions call a patched model; outputs ``[batch, seq]``, like the labels."""
-        if self._verl._use_output_processor_hook(model):
+        if getattr(self._verl, "_use_output_processor_hook", lambda _: False)(model):
             kwargs |= {
                 "output_processor": self._verl.fused_output_processor,
                 "output_processor_context": self._verl.FusedOutputProcessorContext(temperature=temperature),
