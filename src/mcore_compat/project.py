@@ -80,8 +80,8 @@ class Project:
             if any((folder / DATA_FOLDER / marker).exists() for marker in _MARKERS) or load_settings(folder):
                 return cls.at(folder)
         raise UsageError(
-            f"No {DATA_FOLDER}/matrix.toml was found here, nor settings of a project.",
-            f"Run inside a project with {FILE} or [tool.{TABLE}] in pyproject.toml, or name one with --root.",
+            f"No {DATA_FOLDER}/matrix.toml was found here.",
+            f"Run inside a project that has it, {FILE} or [tool.{TABLE}] in pyproject.toml, or name one with --root.",
         )
 
     @classmethod

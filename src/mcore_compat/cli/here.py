@@ -138,9 +138,9 @@ def _judged(
     """Run the suite in the interpreter and judge what it leaves."""
     environment = environment_of_here(interpreter, seen, work / "cell")
     inventory, expectations = UNDECLARED, Expectations(schema_version=1)
-    if chosen.is_ours and not seen.gpus:
-        # On a CPU this suite's checks are known by release; what a GPU or an image adds is not.
-        inventory, expectations = declared(project or Project.readable())
+    if chosen.is_ours and not seen.gpus and project is not None and not project.is_adopter:
+        # In a checkout the checks of a release on a CPU are declared; what a GPU or an image adds is not.
+        inventory, expectations = declared(project)
     options = SuiteOptions(folder, profile, subject=chosen)
     run = run_suite(cell, environment, options, work / "out", os.environ, threading.Event())
     return judge_cell(

@@ -61,3 +61,21 @@ def test_what_writes_or_runs_says_that_it_needs_a_project(site, tmp_path, argume
     done = call(site, tmp_path / "empty", *arguments)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith("error: No compat_matrix/matrix.toml was found here.")
+
+
+def test_the_suite_of_the_fused_forward_is_in_the_wheel(site):
+    suite = site / "mcore_compat" / "suites" / "fused_forward"
+    assert (suite / "conftest.py").is_file()
+    assert (suite / "support" / "subjects" / "own.py").is_file()
+
+
+def test_another_project_is_planned_without_a_checkout(site, tmp_path):
+    """Its settings are read, its releases are found, and no file of this project is asked for."""
+    folder = tmp_path / "acme"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "acme"\nversion = "1"\n[tool.mcore-compat]\nmatrix = { releases = ["0.17.1", "0.18.2"] }\n',
+        encoding="utf-8",
+    )
+    done = call(site, folder, "plan")
+    assert (done.returncode, [line.split()[0] for line in done.stdout.splitlines()]) == (0, ["0.17.1", "0.18.2"])
