@@ -83,7 +83,15 @@ def test_the_workflow_plans_the_cells_of_the_command_line(name, classes):
     text = (FOLDER / f"{name}.yml").read_text()
     (planned,) = re.findall(r"\$\(mcore-compat (plan [^)]*)\)", text)
     done = CliRunner().invoke(app, [*planned.split(), "--root", str(ROOT)], catch_exceptions=False)
-    jobs = [job["cell"] for job in json.loads(done.stdout)["include"]]
+    include = json.loads(done.stdout)["include"]
+    cells = [cell for job in include for cell in job["cells"]]
     matrix = load_classified_matrix(ROOT / "compat_matrix")
-    assert jobs == [cell.id for cell in plan_cells(matrix, Selection(classes=classes))]
-    assert len(jobs) == (9 if classes else len(matrix.cells))
+    assert sorted(cells) == sorted(cell.id for cell in plan_cells(matrix, Selection(classes=classes)))
+    assert [job["shard"] for job in include] == [f"{number}/{len(include)}" for number in range(1, len(include) + 1)]
+    options = ["--classes"] * classes
+    for job in include:
+        shard = ["plan", *options, "--shard", job["shard"], "--root", str(ROOT)]
+        listed = CliRunner().invoke(app, shard, catch_exceptions=False).stdout
+        assert [line.split()[0] for line in listed.splitlines()] == job["cells"]
+    assert f"compat --{' --classes' * classes} --shard" in text
+    assert len(cells) == (9 if classes else len(matrix.cells))
