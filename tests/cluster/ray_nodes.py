@@ -11,7 +11,15 @@ from pathlib import Path
 STUBS = Path(__file__).parents[1] / "unit" / "harness"
 MEMORY = 80 << 20
 # A lost node is noticed in seconds; memory is what other work on this machine needs, so nothing is killed for it.
-SETTINGS = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5, "memory_monitor_refresh_ms": 0}
+# No worker is started ahead: a driver waits without end for those that a busy machine starts too slowly.
+SETTINGS = {
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 5,
+    "memory_monitor_refresh_ms": 0,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+    "worker_register_timeout_seconds": 180,
+}
 LISTEN = "dashboard_agent_listen_port"
 PORTS = ("metrics_agent_port", "metrics_export_port", LISTEN, "runtime_env_agent_port")
 NODE_ID = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
