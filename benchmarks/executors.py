@@ -67,6 +67,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", type=int, nargs="+", default=[18, 50, 200, 1000])
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--no-local", action="store_true", help="leave local threads out")
     options = parser.parse_args()
     with options.out.open("w", newline="", encoding="utf-8") as stream:
         table = csv.DictWriter(stream, FIELDS, lineterminator="\n")
@@ -80,7 +81,7 @@ def main():
                 stream.flush()
                 print(entry, flush=True)
 
-        for jobs in (1, 2, 4):
+        for jobs in () if options.no_local else (1, 2, 4):
             measured("local", 0, jobs, lambda _folder, jobs=jobs: LocalThreads(jobs))
         for count in options.nodes:
             with started([{"num_cpus": 1}] * count):
