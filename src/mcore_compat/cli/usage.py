@@ -9,8 +9,12 @@ from typing import Annotated
 
 import typer
 
+from mcore_compat.cli.options import Root
+from mcore_compat.contract.scan import branches
 from mcore_compat.errors import UsageError
 from mcore_compat.files.atomic import write_atomically
+from mcore_compat.project import Project
+from mcore_compat.releases import load_releases
 from mcore_compat.usage.downstreams import assess_all, refresh
 from mcore_compat.usage.expectations import apply_expectations, load_usage_expectations
 from mcore_compat.usage.extract import extract_uses
@@ -27,11 +31,12 @@ from mcore_compat.usage.render import (
     uses_as_json,
     uses_as_text,
 )
+from mcore_compat.usage.shipped import INDEX_FILE, pack, shipped_versions
 from mcore_compat.usage.sources import open_source, patch_files
-from mcore_compat.usage.targets import lists_folder, open_sides
-from mcore_compat.usage.upstream import SummaryCache
+from mcore_compat.usage.targets import lists_folder, named_megatrons, open_sides
+from mcore_compat.usage.upstream import SummaryCache, open_upstream
 from mcore_compat.usage.use_lists import load_sources, load_use_lists
-from mcore_compat.usage.who_breaks import commit_of_pull_request, commits_of
+from mcore_compat.usage.who_breaks import branch_breaks, commit_of_pull_request, commits_of
 from mcore_compat.usage.who_breaks import who_breaks as judge_commits
 from mcore_compat.verdicts import ExitCode
 
@@ -114,6 +119,10 @@ def who_breaks(
     commit: Annotated[str | None, typer.Option(help="One commit.")] = None,
     pull_request: Annotated[int | None, typer.Option("--pr", help="Merged pull request.")] = None,
     span: Annotated[str | None, typer.Option("--range", help="Commits after A up to B, as A..B.")] = None,
+    refs: Annotated[
+        list[str] | None, typer.Option("--refs", help="Branches not merged yet, as refs/pull/*/head; repeatable.")
+    ] = None,
+    onto: Annotated[list[str] | None, typer.Option("--onto", help="Where --refs start from; repeatable.")] = None,
     branch: Annotated[str, typer.Option(help="Branch that --pr is searched on.")] = "HEAD",
     downstream: Annotated[
         list[str] | None, typer.Option("--downstream", "-d", help="Only this one; repeatable.")
@@ -122,21 +131,22 @@ def who_breaks(
     shape: Annotated[UsesFormat, typer.Option("--format", "-f", help="text or json.")] = UsesFormat.TEXT,
 ) -> None:
     """Report which public downstreams upstream commits break, and on which of their lines; exit code 1 if any."""
-    if sum(option is not None for option in (commit, pull_request, span)) != 1:
-        raise UsageError("Exactly one of --commit, --pr and --range is needed.", "give --commit SHA, for example.")
-    if span is not None:
-        start, dots, end = span.partition("..")
-        if not dots or not start:
-            raise UsageError(f"{span!r} is not a range.", "give it as A..B.")
-        ends = (start, end or "HEAD")
-    else:
-        one = commit if commit is not None else commit_of_pull_request(clone, pull_request or 0, branch)
-        ends = (f"{one}^", one)
+    if sum(option is not None for option in (commit, pull_request, span, refs)) != 1:
+        raise UsageError(
+            "Exactly one of --commit, --pr, --range and --refs is needed.", "give --commit SHA, for example."
+        )
+    known = load_use_lists(lists or lists_folder(), downstream or ())
     cache = SummaryCache()
     try:
-        found = judge_commits(
-            clone, commits_of(clone, *ends), load_use_lists(lists or lists_folder(), downstream or ()), cache
-        )
+        if refs is not None:
+            found = branch_breaks(clone, branches(clone, refs, onto or ["main"]), known, cache)
+        else:
+            if span is not None:
+                ends = _ends(span)
+            else:
+                one = commit if commit is not None else commit_of_pull_request(clone, pull_request or 0, branch)
+                ends = (f"{one}^", one)
+            found = judge_commits(clone, commits_of(clone, *ends), known, cache)
         broken = 0
         for breakage in found:
             broken += 1
@@ -146,6 +156,37 @@ def who_breaks(
     if not broken and shape is UsesFormat.TEXT:
         typer.echo("no downstream is affected")
     raise typer.Exit(ExitCode.BREAK if broken else ExitCode.GREEN)
+
+
+def _ends(span: str) -> tuple[str, str]:
+    start, dots, end = span.partition("..")
+    if not dots or not start:
+        raise UsageError(f"{span!r} is not a range.", "give it as A..B.")
+    return start, end or "HEAD"
+
+
+def usage_index(
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 if a final release has no index.")
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Make the indices of all releases, which come with the package, again from the releases' own files."""
+    project = Project.find(root)
+    releases = load_releases(project.releases_file)
+    candidates = named_megatrons((), releases)
+    lacking = [one.label for one in candidates if one.version not in shipped_versions()]
+    if check_only:
+        typer.echo(f"no index: {', '.join(lacking)}" if lacking else f"all {len(candidates)} releases have an index")
+        raise typer.Exit(ExitCode.BREAK if lacking else ExitCode.GREEN)
+    cache = SummaryCache()
+    try:
+        data = pack((open_upstream(one, releases) for one in candidates), cache)
+    finally:
+        cache.close()
+    target = project.root / INDEX_FILE
+    target.write_bytes(data)
+    typer.echo(f"{target.name}: {len(candidates)} releases, {len(data) / 1e6:.1f} MB")
 
 
 def downstreams(
@@ -191,3 +232,4 @@ def register(app: typer.Typer) -> None:
     app.command("check")(check)
     app.command("who-breaks")(who_breaks)
     app.command("downstreams")(downstreams)
+    app.command("usage-index")(usage_index)

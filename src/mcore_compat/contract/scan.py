@@ -18,10 +18,21 @@ from mcore_compat.contract.rules.rule import Level, Rule
 from mcore_compat.contract.source.git import GitError, git, read_git, resolve_commit
 from mcore_compat.contract.source.tree import SourceError, wanted
 
-__all__ = ["Scanned", "as_line", "scan"]
+__all__ = ["Branch", "Scanned", "as_line", "branches", "scan"]
 
 # Branches that start from one commit come together in a listing by date; a contract takes seconds to read.
 _KEPT_CONTRACTS = 64
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One branch: its name as git shortens it, its tip, the tip's date and subject, and where it began."""
+
+    ref: str
+    commit: str
+    date: str
+    subject: str
+    base: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,27 @@ def scan(repository: Path, patterns: Sequence[str], onto: Sequence[str], rules: 
     Raises:
         GitError: no repository, no such branch in ``onto``, or a pattern that names nothing.
     """
+    contract_of = lru_cache(_KEPT_CONTRACTS)(lambda commit: extract(read_git(repository, commit), commit[:12]))
+    for ref, commit, date, subject in _tips(repository, patterns, onto):
+        try:
+            findings = _own_findings(repository, commit, onto, rules, contract_of)
+        except SourceError as error:
+            yield Scanned(ref, commit, date, subject, problem=error.problem)
+        else:
+            yield Scanned(ref, commit, date, subject, findings)
+
+
+def branches(repository: Path, patterns: Sequence[str], onto: Sequence[str]) -> Iterator[Branch]:
+    """Every branch that a pattern names, the newest first, with the commit in which it began.
+
+    Raises:
+        GitError: as for :func:`scan`, or a branch has no history in common with any of ``onto``.
+    """
+    for ref, commit, date, subject in _tips(repository, patterns, onto):
+        yield Branch(ref, commit, date, subject, _start(repository, commit, onto))
+
+
+def _tips(repository: Path, patterns: Sequence[str], onto: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
     for branch in onto:
         resolve_commit(repository, branch)
     form = "--format=%(refname:short)%00%(objectname)%00%(committerdate:short)%00%(contents:subject)"
@@ -78,14 +110,8 @@ def scan(repository: Path, patterns: Sequence[str], onto: Sequence[str], rules: 
             f"{repository.name} has no ref that matches {' '.join(patterns)}.",
             "fetch them first (`git fetch origin '+refs/pull/*/head:refs/pull/*/head'`), or see `git for-each-ref`.",
         )
-    contract_of = lru_cache(_KEPT_CONTRACTS)(lambda commit: extract(read_git(repository, commit), commit[:12]))
-    for ref, commit, date, subject in reversed(rows.values()):
-        try:
-            findings = _own_findings(repository, commit, onto, rules, contract_of)
-        except SourceError as error:
-            yield Scanned(ref, commit, date, subject, problem=error.problem)
-        else:
-            yield Scanned(ref, commit, date, subject, findings)
+    for row in reversed(rows.values()):
+        yield row[0], row[1], row[2], row[3]
 
 
 def _own_findings(

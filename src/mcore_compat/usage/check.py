@@ -73,6 +73,8 @@ def _of_use(use: Use, side: Side, reference: Side | None, rescued: frozenset[str
         if hidden:
             yield hidden
         return
+    if _behind_lost_key(use, side, reference):
+        return
     symbol, resolution = _chosen(use, side.resolver)
     if resolution.state is State.MISSING:
         yield from _of_missing(use, symbol, resolution, side, reference, rescued)
@@ -107,6 +109,22 @@ def _was_reached(use: Use, side: Side, reference: Side | None) -> UsageFinding |
     return _finding(use, Severity.SILENT, "hidden-by-guard", gone[0], message)
 
 
+def _behind_lost_key(use: Use, side: Side, reference: Side | None) -> bool:
+    """Whether a test for a key that upstream no longer uses keeps this from running; the test has its own finding."""
+    return reference is not None and any(
+        _knows_key(reference.resolver, guard.symbols[0], guard.text)
+        and not _knows_key(side.resolver, guard.symbols[0], guard.text)
+        for guard in use.guards
+        if guard.kind is GuardKind.KEY
+    )
+
+
+def _knows_key(resolver: Resolver, symbol: str, key: str) -> bool:
+    """Whether the module that owns a dictionary uses this key anywhere."""
+    modules = {target.module for target in resolver.resolve(symbol).targets}
+    return any(key in (resolver.summary(module) or {}).get("keys", ()) for module in modules)
+
+
 def _existed(symbol: str, reference: Side | None) -> bool:
     return reference is not None and reference.resolver.resolve(symbol).state is State.PRESENT
 
@@ -133,7 +151,7 @@ def _of_missing(
         elif existed and symbol not in rescued:
             yield _finding(use, Severity.SILENT, "hidden-import", lacking, f"{text} The handler hides it.")
     elif use.kind in _ARE_SET:
-        if existed:
+        if existed and not use.called_here:
             yield _finding(use, Severity.SILENT, f"dead-{use.kind.value}", lacking, f"{text} So {_WORDS[use.kind]}.")
     elif use.kind in {UseKind.FIELD, UseKind.STRING, UseKind.KEY} or use.bound or resolution.soft:
         # An instance may have more than its declared class, and a string may be something else.
@@ -188,12 +206,8 @@ def _of_key(
     use: Use, symbol: str, resolution: Resolution, side: Side, reference: Side, upstream: str
 ) -> Iterator[UsageFinding]:
     """A dictionary's key that the module which owns the dictionary used before, and does not use any more."""
-
-    def knows(holder: Resolver) -> bool:
-        modules = {t.module for t in holder.resolve(symbol).targets}
-        return any(use.key in (holder.summary(module) or {}).get("keys", ()) for module in modules)
-
-    if resolution.targets and knows(reference.resolver) and not knows(side.resolver):
+    before, after = (_knows_key(resolver, symbol, use.key) for resolver in (reference.resolver, side.resolver))
+    if resolution.targets and before and not after:
         message = f"{_short(symbol)} has no key {use.key!r} any more."
         severity = Severity.SILENT if use.guarded(GuardKind.PRESENT) else Severity.CALL
         yield _finding(use, severity, "missing-key", symbol, message, upstream)

@@ -118,10 +118,14 @@ def _of_call(test: ast.Call, symbol_of: Callable[[ast.expr], str | None]) -> Tes
 def _of_compare(test: ast.Compare, symbol_of: Callable[[ast.expr], str | None]) -> Tested:
     left, right, op = test.left, test.comparators[0], test.ops[0]
     if isinstance(op, ast.In | ast.NotIn):
-        inside = _inspected(right, symbol_of)
-        if not inside or not isinstance(left, ast.Constant):
+        if not isinstance(left, ast.Constant):
             return _NOTHING
-        yes = (Guard(GuardKind.SIGNATURE, (inside,), text=str(left.value)),)
+        inside = _inspected(right, symbol_of)
+        kind = GuardKind.SIGNATURE if inside else GuardKind.KEY
+        inside = inside or symbol_of(right)
+        if not inside:
+            return _NOTHING
+        yes = (Guard(kind, (inside,), text=str(left.value)),)
         return (yes, ()) if isinstance(op, ast.In) else ((), yes)
     sign = _OPERATORS.get(type(op))
     if sign is None:

@@ -37,6 +37,7 @@ class GuardKind(StrEnum):
         ABSENT: the other branch of such a test.
         VERSION: a test of Megatron's version.
         SIGNATURE: a test of a function's own parameters.
+        KEY: a test for a key, which is ``text``, of a dictionary.
         TYPING: for type checkers only.
         LAZY: inside a function.
         UNKNOWN: a version test in a form that is not understood.
@@ -48,6 +49,7 @@ class GuardKind(StrEnum):
     ABSENT = "absent"
     VERSION = "version"
     SIGNATURE = "signature"
+    KEY = "key"
     TYPING = "typing"
     LAZY = "lazy"
     UNKNOWN = "unknown"
@@ -61,7 +63,7 @@ class Guard:
         kind: which.
         symbols: what it is about: the tested symbols, or those whose failure leads to the handler.
         operator: of a version test, such as ``>=``.
-        text: the version, or the exceptions that are caught, separated by spaces.
+        text: the version, the key, or the exceptions that are caught, separated by spaces.
     """
 
     kind: GuardKind
@@ -210,6 +212,7 @@ class Use:
         fallback: the name has another binding that is not upstream's, for when the import fails.
         unpack: how many targets the result of a call is unpacked into; 0: it is not.
         key: of a dictionary that is read.
+        called_here: of an override: its own class calls it too, through ``self``.
     """
 
     symbol: str
@@ -225,6 +228,7 @@ class Use:
     fallback: bool = False
     unpack: int = 0
     key: str = ""
+    called_here: bool = False
 
     @property
     def where(self) -> str:

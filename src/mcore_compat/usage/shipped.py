@@ -13,9 +13,10 @@ from typing import Any
 from mcore_compat.usage.summary import FORMAT
 from mcore_compat.usage.upstream import SummaryCache, UpstreamTree
 
-__all__ = ["pack", "shipped_tree", "shipped_versions"]
+__all__ = ["INDEX_FILE", "pack", "shipped_tree", "shipped_versions"]
 
 _FILE = "releases.idx.xz"
+INDEX_FILE = f"src/mcore_compat/usage/data/{_FILE}"  # in a checkout
 
 
 @functools.cache

@@ -151,12 +151,20 @@ class UseVisitor:
             else:
                 self._expression(base, scope, guards)
         inherited = bases or self.evaluator.bases(node)
+        called = {
+            inner.attr
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Attribute)
+            and isinstance(inner.value, ast.Name)
+            and inner.value.id in {"self", "cls"}
+        }
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 signature = _method_signature(statement)
                 for owner in inherited:
                     ref = replace(owner.attribute(statement.name), member=True)
-                    self._emit(UseKind.OVERRIDE, ref, statement, guards, signature=signature)
+                    here = statement.name in called
+                    self._emit(UseKind.OVERRIDE, ref, statement, guards, signature=signature, called_here=here)
         self._block(node.body, self.evaluator.scopes[node], guards)
 
     def _tested(self, test: ast.expr, scope: Scope) -> tuple[Guards, Guards]:
@@ -395,6 +403,15 @@ def _method_signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature
     if names == {"staticmethod"}:
         return Signature((_SELF, *signature_of_node(node).parameters))
     return signature_of_node(node) if names == {"classmethod"} else None
+
+
+def _read_through_self(node: ast.ClassDef) -> set[str]:
+    """Names that a class reads as ``self.name`` anywhere in its body."""
+    return {
+        inner.attr
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and getattr(inner.value, "id", "") in {"self", "cls"}
+    }
 
 
 def _exception_names(handlers: Sequence[ast.ExceptHandler]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mcore_compat.contract.scan import Branch
 from mcore_compat.contract.source.git import GitError, git, resolve_commit
 from mcore_compat.usage.check import Side, check_uses
 from mcore_compat.usage.findings import UsageFinding
@@ -15,7 +16,7 @@ from mcore_compat.usage.resolve import Resolver
 from mcore_compat.usage.upstream import SummaryCache, UpstreamTree, git_tree
 from mcore_compat.usage.use_lists import UseList
 
-__all__ = ["Breakage", "commit_of_pull_request", "commits_of", "who_breaks"]
+__all__ = ["Breakage", "branch_breaks", "commit_of_pull_request", "commits_of", "who_breaks"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Breakage:
     title: str
     downstream: str
     findings: tuple[UsageFinding, ...]
+
+
+# The Megatron before the commit that first broke a use, by downstream and finding.
+type Broken = dict[tuple[str, tuple[str, str, int, str]], Side]
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ def who_breaks(
     before = git_tree(clone, f"{changes[0].commit}^")
     side = Side.of(Resolver(before, cache))
     watched = _Watched(lists)
+    broken: Broken = {}
     watched.update(side.resolver, watched.symbols)
     for change in changes:
         progress(change.title)
@@ -158,10 +164,43 @@ def who_breaks(
             if side.resolver.tree is not before:
                 side = Side.of(Resolver(before, cache))
             new = Side.of(Resolver(after, cache))
-            yield from _judged(change, watched, affected, side, new)
+            yield from _judged(change, watched, affected, side, new, broken)
             watched.update(new.resolver, sorted(affected))
             side = new
         before = after
+
+
+def branch_breaks(
+    clone: Path, branches: Iterable[Branch], lists: Sequence[UseList], cache: SummaryCache
+) -> Iterator[Breakage]:
+    """Judge branches that are not merged yet, each against the commit in which it began.
+
+    Args:
+        clone: of Megatron-LM.
+        branches: of :func:`mcore_compat.contract.scan.branches`.
+        lists: of the downstreams.
+        cache: of summaries.
+
+    Raises:
+        GitError: a commit is not in the clone.
+    """
+    watched = _Watched(lists)
+    begun = ""
+    side: Side | None = None
+    for branch in branches:
+        if side is None or begun != branch.base:
+            begun = branch.base
+            side = Side.of(Resolver(git_tree(clone, begun), cache))
+            watched.update(side.resolver, watched.symbols)
+        before, after = side.resolver.tree, git_tree(clone, branch.commit)
+        changed = frozenset(
+            path for path in {*before.keys, *after.keys} if before.keys.get(path) != after.keys.get(path)
+        )
+        affected = watched.affected(changed)
+        if affected:
+            title = f"{branch.ref} {branch.date} {branch.subject}"
+            change = _Change(branch.commit, title, dict.fromkeys(changed))
+            yield from _judged(change, watched, affected, side, Side.of(Resolver(after, cache)), {})
 
 
 def _with(tree: UpstreamTree, change: _Change) -> UpstreamTree:
@@ -175,7 +214,7 @@ def _with(tree: UpstreamTree, change: _Change) -> UpstreamTree:
 
 
 def _judged(
-    change: _Change, watched: _Watched, affected: frozenset[str], before: Side, after: Side
+    change: _Change, watched: _Watched, affected: frozenset[str], before: Side, after: Side, broken: Broken
 ) -> Iterator[Breakage]:
     for number, one in enumerate(watched.lists):
         uses = watched.uses(number, affected)
@@ -183,7 +222,10 @@ def _judged(
             continue
         old = {finding.key for finding in check_uses(uses, before)}
         new = [finding for finding in check_uses(uses, after, before) if finding.key not in old]
+        new = [f for f in new if not _mended(f, uses, after, broken.get((one.name, f.key)))]
         if new:
+            for finding in new:
+                broken.setdefault((one.name, finding.key), before)
             found = tuple(
                 replace(
                     finding,
@@ -194,3 +236,11 @@ def _judged(
                 for finding in new
             )
             yield Breakage(change.commit, change.title, one.name, found)
+
+
+def _mended(finding: UsageFinding, uses: Sequence[Use], after: Side, origin: Side | None) -> bool:
+    """Whether upstream went back to what it was before it broke this use: then the change is a repair."""
+    if origin is None:
+        return False
+    own = [use for use in uses if (use.file, use.line) == (finding.file, finding.line)]
+    return all(found.key != finding.key for found in check_uses(own, after, origin))

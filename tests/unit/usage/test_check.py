@@ -193,3 +193,20 @@ def test_members_come_from_bases_and_from_assignments():
     }
     source = "from megatron.core.m import C\nC.built\nC.buffer\nC.state_dict\nC.__name__\nC.gone"
     assert [finding.symbol for finding in findings(source, upstream)] == ["megatron.core.m.C.gone"]
+
+
+def test_an_override_that_its_own_class_calls_is_not_dead():
+    old = {"megatron/core/m.py": "class C:\n  def run(self): self.go()\n  def go(self): ...\n"}
+    new = {"megatron/core/m.py": "class C:\n  def run(self): ...\n"}
+    head = "from megatron.core.m import C\nclass D(C):\n  def go(self): ...\n"
+    assert found(head, new, old) == [("silent", "dead-override", 3)]
+    assert found(f"{head}  def run(self): self.go()\n", new, old) == []
+
+
+def test_what_is_behind_a_test_for_a_lost_key_is_told_once():
+    old = {"megatron/core/m.py": "class H:\n  tracker = {}\n  def go():\n    H.tracker['a'] = 1\n  def clean(): ...\n"}
+    new = {"megatron/core/m.py": "class H:\n  tracker = {}\n  def go():\n    H.tracker['b'] = 1\n"}
+    source = "from megatron.core.m import H\ndef f():\n  t = H.tracker\n  if 'a' in t:\n    t['a']\n    H.clean()\n"
+    assert found(source, new, old) == [("silent", "missing-key", 4)]
+    unguarded = source.replace("if 'a' in t", "if t")
+    assert [line for _, _, line in found(unguarded, new, old)] == [5, 6]

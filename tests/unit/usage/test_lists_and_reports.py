@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from usage_builders import MemoryCache, adopter, extracted, megatron, side
 
 from mcore_compat.cli.main import app
+from mcore_compat.contract.scan import branches
 from mcore_compat.contract.source.candidate import parse_candidate
 from mcore_compat.errors import ExpectationError, UsageError
 from mcore_compat.usage.bisect import with_first_commits
@@ -24,7 +25,7 @@ from mcore_compat.usage.shipped import shipped_versions
 from mcore_compat.usage.sources import open_source
 from mcore_compat.usage.targets import known_releases, named_megatrons
 from mcore_compat.usage.use_lists import UseList, UseListError, load_sources, load_use_lists, save_use_list
-from mcore_compat.usage.who_breaks import commit_of_pull_request, commits_of, who_breaks
+from mcore_compat.usage.who_breaks import branch_breaks, commit_of_pull_request, commits_of, who_breaks
 
 LISTS = Path(__file__).parents[3] / "compat_matrix" / "downstreams"
 SOURCE = """
@@ -188,6 +189,33 @@ def test_whom_each_commit_breaks(clone):
         commit_of_pull_request(clone, 77)
 
 
+def test_branches_are_judged_against_where_they_began(clone):
+    git(clone, "checkout", "-q", "-b", "pull", "main~4")
+    for path, text in GONE.items():
+        (clone / path).write_text(text)
+    git(clone, "commit", "-qam", "Remove f")
+    git(clone, "update-ref", "refs/pull/7/head", "pull")
+    uses = [UseList(extracted(SOURCE))]
+    found = branch_breaks(clone, branches(clone, ["refs/pull/*/head"], ["main"]), uses, MemoryCache())
+    [breakage] = found
+    assert "pull/7/head" in breakage.title
+    assert breakage.findings[0].rule == "missing-import"
+
+
+def test_a_revert_of_what_broke_is_not_another_breakage(clone):
+    moved = {M: GOOD[M].replace("def f(a, k=1)", "def f(k, a=1)")}
+    for number, files in enumerate([GOOD, moved, GOOD, moved], start=5):
+        for path, text in files.items():
+            (clone / path).write_text(text)
+        git(clone, "commit", "-qam", f"Change {number} (#{number})")
+    uses = [UseList(extracted("from megatron.core.m import f\nf(1)\n"))]
+    found = list(who_breaks(clone, commits_of(clone, "main~3", "main"), uses, MemoryCache()))
+    assert [(b.title.split(" ", 2)[2], b.findings[0].rule) for b in found] == [
+        ("Change 6 (#6)", "argument-moved"),
+        ("Change 8 (#8)", "argument-moved"),
+    ]
+
+
 def test_the_first_bad_commit_is_named(clone):
     git(clone, "tag", "core_v0.1", "main~4")
     git(clone, "tag", "core_v0.2", "main")
@@ -235,6 +263,9 @@ def test_names_of_megatrons(text, expected):
 def test_every_final_release_has_an_index():
     finals = {c.label for c in named_megatrons(["0.12.."], known_releases())}
     assert finals <= set(shipped_versions())
+    result = CliRunner().invoke(app, ["usage-index", "--check"])
+    assert result.exit_code == 0, result.output
+    assert "releases have an index" in result.output
 
 
 def test_the_commands(tmp_path):

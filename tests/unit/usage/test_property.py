@@ -114,3 +114,22 @@ def test_the_verdict_is_what_running_says(package, files, call, through):
     except (ImportError, AttributeError, TypeError):
         runs = False
     assert (found(source, files) == []) is runs
+
+
+@settings(deadline=None)
+@given(st.permutations(["a", "b", "c"]), st.integers(1, 3))
+def test_an_argument_is_told_as_moved_exactly_if_another_parameter_gets_it(order, given_by_place):
+    def upstream(parts):
+        text = ", ".join(f"{name}=0" for name in parts)
+        return f"def f({text}): return {{'a': a, 'b': b, 'c': c}}\n"
+
+    def run(parts):
+        scope: dict = {}
+        exec(upstream(parts), scope)
+        return scope["f"](*range(1, given_by_place + 1))
+
+    arguments = ", ".join(str(place) for place in range(1, given_by_place + 1))
+    source = f"from megatron.core.m import f\nf({arguments})\n"
+    files = [{"megatron/core/m.py": upstream(parts)} for parts in (order, ["a", "b", "c"])]
+    told = [rule for _, rule, _ in found(source, *files)]
+    assert told == (["argument-moved"] if run(order) != run(["a", "b", "c"]) else [])
