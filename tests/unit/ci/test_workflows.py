@@ -14,7 +14,8 @@ from mcore_compat.matrix.selection import Selection, plan_cells
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
-WRITES = {"upstream-watch": ["issues: write"], "release": ["id-token: write"]}  # every other one writes nothing
+# Every other one writes nothing. The nightly one pushes the page, in a job of its own.
+WRITES = {"upstream-watch": ["issues: write"], "release": ["id-token: write"], "nightly": ["contents: write"]}
 each = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
@@ -37,6 +38,13 @@ def test_nothing_is_permitted_by_default(path):
     assert re.search(r"^permissions: \{\}$", text, re.MULTILINE)
     assert text.count("persist-credentials: false") == text.count("actions/checkout@")
     assert re.findall(r"[\w-]+: write", text) == WRITES.get(path.stem, [])
+
+
+def test_the_job_that_pushes_the_page_runs_nothing_of_this_or_another_project():
+    job = (FOLDER / "nightly.yml").read_text().partition("\n  page:\n")[2].partition("\n\n  ")[0]
+    assert "contents: write" in job
+    assert "if: ${{ vars.PUBLISH_PAGE == 'true' }}" in job
+    assert not re.search(r"checkout@|pip |mcore-compat|python", job)
 
 
 @each
