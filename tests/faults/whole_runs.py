@@ -19,7 +19,7 @@ from places import RELEASES, Outcome
 
 # The checks that stay, by file; small and fast, in both modes.
 KEPT = {"test_mup.py": ("test_mup_multiplier",), "test_numbers.py": ("test_ignored_labels_are_exactly_zero",)}
-# How many cases each has, as an inventory declares them.
+# How many cases each has, and how often the fused head runs in it at least, as an inventory declares them.
 CASES = {"test_mup_multiplier": 12, "test_ignored_labels_are_exactly_zero": 2}
 CONTROL = "test_numbers.py::test_ignored_labels_are_exactly_zero"
 LIMIT_S = 600
@@ -89,4 +89,6 @@ def _inventory() -> str:
     checks = [(f"{file}::{name}", CASES[name]) for file, names in KEPT.items() for name in names]
     head = f'schema_version = 1\ncontrols = ["{CONTROL}"]\n\n'
     head += '[evidence]\ncpu = ["kernel_launches"]\nhook = ["hook_calls"]\n'
-    return head + "".join(f'\n[[check]]\nid = "{check}"\ncases = {cases}\n' for check, cases in checks)
+    return head + "".join(
+        f'\n[[check]]\nid = "{check}"\ncases = {cases}\nlaunches_at_least = {cases}\n' for check, cases in checks
+    )

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from mcore_compat.contract.source import candidate
 from mcore_compat.contract.source.candidate import Candidate, CandidateKind, open_candidate
 from mcore_compat.files import sealed
 
@@ -75,8 +76,15 @@ def remote(tmp_path):
     return folder
 
 
-def test_each_run_reads_the_ref_that_it_asked_for(remote, tmp_path):
-    """All fetch from one repository on another host into one cache."""
+def test_each_run_reads_the_ref_that_it_asked_for(remote, tmp_path, monkeypatch):
+    """All fetch from one repository on another host into one cache, and read when the others have fetched too."""
+    fetched, read = threading.Barrier(RUNS, timeout=60), candidate.read_git
+
+    def read_late(*words):
+        fetched.wait()
+        return read(*words)
+
+    monkeypatch.setattr(candidate, "read_git", read_late)
 
     def run(number):
         asked = Candidate(CandidateKind.GIT, f"upstream@run-{number}", "", address=remote.as_uri(), ref=f"run-{number}")

@@ -5,9 +5,10 @@ import sys
 import threading
 from pathlib import Path
 
+import mcore_compat
 from mcore_compat.provision.process import run_logged
 
-ROOT = Path(__file__).parents[3]
+PACKAGES = Path(mcore_compat.__file__).parents[1]
 # Megatron is absent here, so the rank fails; the server is started all the same, and takes its time to end, as one with
 # torch and Megatron in it does.
 SLOW = "import atexit, time\natexit.register(time.sleep, 4)\n"
@@ -28,7 +29,7 @@ def test_the_server_of_the_ranks_does_not_outlive_the_suite(tmp_path):
     done = run_logged(
         [sys.executable, "-c", SUITE],
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{PACKAGES}{os.pathsep}{tmp_path}"},
         log=tmp_path / "log",
         limit_s=120,
         cancel=threading.Event(),
