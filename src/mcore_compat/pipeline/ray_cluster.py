@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import signal
+import socket
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ _ADDRESS = "RAY_ADDRESS"
 # A cell ends its processes in three seconds, its supervisor in thirty.
 _CANCEL_S = 40.0
 _NODE_NAME = 8
+_REACH_S = 10.0
 _STARTED = "started on node "
 
 
@@ -69,8 +71,9 @@ class RayCluster:
             )
         previous = signal.getsignal(signal.SIGTERM)
         try:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as exc:
+        except OSError as exc:
             raise ClusterError(
                 f"There is no Ray cluster at {address}.",
                 f"Start one with `ray start --head`, or set {_ADDRESS} to host:port of a cluster.",
@@ -82,6 +85,17 @@ class RayCluster:
         finally:
             with contextlib.suppress(ValueError):  # only the main thread has handlers
                 signal.signal(signal.SIGTERM, previous)
+
+
+def _reach(address: str) -> None:
+    """Open and close a connection; Ray itself tries for minutes where nothing listens.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 def _ray() -> Any:
