@@ -8,7 +8,7 @@ verl, and ``utils/kernel``. Three kinds of stand-ins make that possible, and onl
 - ``transformers`` and ``tensordict`` are names only, but for the plain record that verl's output class derives from;
 - ``verl.workers.config`` is names only.
 
-On a GPU no code of verl is replaced. Without one its Triton kernel cannot run, and :func:`torch_kernel` has its place;
+On a GPU no code of verl is replaced. Without one its Triton kernel cannot run; :func:`chunked_kernel` has its place, and
 the report's title says so. Three of its functions are counted on the way through, for evidence.
 """
 
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from mcore_fused import linear_cross_entropy
 
 _BARE = {"verl": ".", "verl.models.mcore": "models/mcore", "verl.utils": "utils"}
 # Imported before the stand-ins are there, so that no module of Megatron can meet one.
@@ -112,6 +114,12 @@ def torch_kernel(hidden, weight, labels, temperature=1.0, reduction="none", grou
     return chosen.float(), -(log_probs.exp() * log_probs).sum(-1).float()
 
 
+def chunked_kernel(hidden, weight, labels, temperature=1.0, reduction="none", group=None):
+    """As :func:`torch_kernel`, in chunks: verl's kernel never has all logits, so what has its place must not either."""
+    assert reduction == "none"
+    return linear_cross_entropy(hidden.view(-1, hidden.shape[-1]), weight, labels.view(-1), temperature=temperature)
+
+
 class Verl:
     """verl's patch, its forward functions and its Triton kernel, which needs a GPU.
 
@@ -132,10 +140,9 @@ class Verl:
             self._count(self._verl, "fused_output_processor", "hook_calls")
         if torch.cuda.is_available():
             self._count(importlib.import_module("verl.utils.kernel.kernels"), "efficient_entropy_forward", "launches")
-        elif getattr(self._verl.linear_cross_entropy, "__name__", "") != torch_kernel.__name__:
-            # A method of an autograd function in some versions. Counted as what it stands for; a test that has put it
-            # there itself counts nothing.
-            self._verl.linear_cross_entropy = torch_kernel
+        elif getattr(self._verl.linear_cross_entropy, "__module__", None) != __name__:
+            # Counted as what it stands for; a test that has put another one there itself counts nothing.
+            self._verl.linear_cross_entropy = chunked_kernel
             self._count(self._verl, "linear_cross_entropy", "launches")
         self._count(self._verl, "linear_cross_entropy", "heads")
 
