@@ -8,7 +8,7 @@ verl, and ``utils/kernel``. Three kinds of stand-ins make that possible, and onl
 - ``transformers`` and ``tensordict`` are names only, but for the plain record that verl's output class derives from;
 - ``verl.workers.config`` is names only.
 
-On a GPU no code of verl is replaced. Without one its Triton kernel cannot run; :func:`chunked_kernel` has its place, and
+On a GPU no code of verl is replaced. Without one its Triton kernel cannot run: :func:`chunked_kernel` stands in, and
 the report's title says so. Three of its functions are counted on the way through, for evidence.
 """
 
