@@ -233,6 +233,24 @@ def test_reading_an_sdist_runs_nothing_of_it(tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("kind", ["folder", "wheel"])
+def test_reading_a_folder_or_a_wheel_runs_nothing_of_it(tmp_path, kind, monkeypatch):
+    mark = tmp_path / "ran"
+    run = f"open({str(mark)!r}, 'w').close()\n"
+    added = ("setup.py", "conftest.py", "sitecustomize.py", "megatron/__init__.py", "megatron/core/__init__.py")
+    files = {**FILES, **dict.fromkeys(added, run), "evil.pth": f"import os; {run}"}
+    if kind == "wheel":
+        path = write_wheel(tmp_path / "megatron_core-0.18.0-py3-none-any.whl", files)
+    else:
+        path = tmp_path / "checkout"
+        for name, text in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text, encoding="utf-8")
+        monkeypatch.chdir(path)  # what is read must not be imported from the working directory either
+    extract(open_candidate(parse_candidate(str(path)), ()))
+    assert not mark.exists()
+
+
 EXTRAS = {
     "evil.pth": "start-up file evil.pth",
     "sitecustomize.py": "start-up file sitecustomize.py",
