@@ -19,7 +19,7 @@ from mcore_compat.pipeline.session import Session
 from mcore_compat.results import CellResult, Finding
 from mcore_compat.verdicts import Verdict
 
-__all__ = ["Say", "judge_on_node"]
+__all__ = ["Say", "judge_on_node", "with_host"]
 
 # Told of a phase (text) or of cases that have run (number).
 type Say = Callable[[str | int], None]
@@ -89,7 +89,7 @@ def judge_on_node(parcel: bytes, cell_id: str, store: Path, say: Say) -> Deliver
             raise result
         if result is None:
             return None
-        return delivered(session.folder.cell(session.cells[0].id), _with_host(result, session.lane.host_findings()))
+        return delivered(session.folder.cell(session.cells[0].id), with_host(result, session.lane.host_findings()))
 
 
 def _judge(
@@ -101,7 +101,7 @@ def _judge(
         outcome.append(exc)
 
 
-def _with_host(result: CellResult, findings: tuple[Finding, ...]) -> CellResult:
+def with_host(result: CellResult, findings: tuple[Finding, ...]) -> CellResult:
     """The result with what there is to say about its node; a node that changed makes the cell ``infra``."""
     against = next((finding for finding in findings if finding.verdict is not None), None)
     changed: dict[str, object] = {"findings": (*result.findings, *findings)}

@@ -2,6 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
+import pickle
+import platform
 import tempfile
 import threading
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcore_compat.errors import InfrastructureError, MissingToolError, UsageError
-from mcore_compat.pipeline import ray_cluster
+from mcore_compat.pipeline import lanes, ray_cluster
 from mcore_compat.pipeline.cluster import (
     ATTEMPTS,
     ClusterExecutor,
@@ -27,10 +30,13 @@ from mcore_compat.pipeline.cluster import (
 )
 from mcore_compat.pipeline.delivery import Delivery, receive
 from mcore_compat.pipeline.execute import InterruptedRunError, execute
-from mcore_compat.pipeline.node import judge_on_node
+from mcore_compat.pipeline.lanes import ImageLane
+from mcore_compat.pipeline.node import judge_on_node, with_host
 from mcore_compat.pipeline.one_cell import LocalWork
 from mcore_compat.pipeline.parcel import pack, unpack
 from mcore_compat.pipeline.run_folder import newest_unfinished
+from mcore_compat.provision.host_image import Image
+from mcore_compat.provision.wheelhouse import Wheelhouse
 from mcore_compat.verdicts import Verdict
 
 CELLS = stubs.MATRIX.cells[-5:]
@@ -283,3 +289,33 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     ):
         pass
     assert "mcore-compat[ray]" in caught.value.next_step
+
+
+def test_the_image_lane_opens_on_a_node_with_its_bundle_and_the_node_s_image(tmp_path, monkeypatch):
+    project = stubs.stub_session(stubs.stub_project(tmp_path), CELLS).project
+    here = Image((tmp_path,), {"torch": "2.11.0"}, "aa", ())
+    there = Image((tmp_path,), {"torch": "2.12.0"}, "bb", ("H200",))
+    house = Wheelhouse(tmp_path / "bundle", "3.12", platform.machine(), (), (), {})
+    wheel = stubs.stub_wheel(tmp_path / "wheel")
+    lane = ImageLane(project, here, house, tmp_path / "farm", wheel, tmp_path / "work", os.environ)
+    arrived = pickle.loads(pickle.dumps(lane.portable()))
+    assert lane.shipped == {"bundle": tmp_path / "bundle"}
+    monkeypatch.setattr(lanes, "read_image", lambda *_: there)
+    monkeypatch.setattr(lanes, "link_farm", lambda image, house, folder, _peer: (image, house, folder))
+    opened = arrived.on_node(project, wheel, {"PATH": "x"}, {"bundle": tmp_path / "arrived"}, tmp_path / "task")
+    assert opened.image is there
+    assert opened.house.folder == tmp_path / "arrived"
+    assert opened.farm == (there, opened.house, tmp_path / "task" / "image")
+    assert opened.environments == tmp_path / "task" / "cells"
+    assert opened.adapted([build.cell()])[0].torch == "2.12.0"
+    assert [finding.kind for finding in opened.host_findings()] == ["image", "image-unchanged"]
+
+
+def test_a_node_whose_image_changed_makes_the_cell_infra():
+    changed = build.finding("torch became another", kind="image-changed", verdict=Verdict.INFRA)
+    note = build.finding("Host: x", kind="image", verdict=None)
+    green = build.result()
+    assert with_host(green, (note,)).verdict is Verdict.OK
+    result = with_host(green, (note, changed))
+    assert (result.verdict, result.reason) == (Verdict.INFRA, "torch became another")
+    assert [finding.kind for finding in result.findings] == ["image-changed", "image"]
