@@ -38,7 +38,7 @@ def uses_as_text(extracted: Extracted) -> str:
     kinds = Counter(use.kind.value for use in extracted.uses)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     total = f"{len(extracted.symbols)} symbols in {len(extracted.uses)} uses"
-    lines.append(f"{extracted.name} {extracted.version}: {total} ({counts})")
+    lines.append(f"{f'{extracted.name} {extracted.version}'.strip()}: {total} ({counts})")
     lines += [f"not read: {problem}" for problem in extracted.unread]
     return "\n".join(lines) + "\n"
 
@@ -75,7 +75,8 @@ def report_as_text(report: UsageReport, *, everything: bool = False) -> str:
         report: the result.
         everything: also expected findings, and those that an earlier column has told already.
     """
-    lines = [f"{report.source} {report.version}: {report.symbols} upstream symbols in {report.uses} uses".strip()]
+    name = f"{report.source} {report.version}".strip()
+    lines = [f"{name}: {report.symbols} upstream symbols in {report.uses} uses"]
     told: set[tuple[str, str, int, str]] = set()
     for column in report.columns:
         mark = " (reference)" if column.reference else ""
