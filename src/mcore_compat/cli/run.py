@@ -55,8 +55,8 @@ from mcore_compat.errors import UsageError
 from mcore_compat.gate.model import GateReport
 from mcore_compat.matrix.cells import MatrixFile
 from mcore_compat.matrix.expectations import Expectations
+from mcore_compat.matrix.inventory import UNDECLARED, check_of, derive, load_inventory, write_text
 from mcore_compat.matrix.inventory import Inventory as InventoryFile
-from mcore_compat.matrix.inventory import check_of, derive, load_inventory, write_text
 from mcore_compat.matrix.selection import github_matrix, github_shards
 from mcore_compat.matrix.toml_file import schema_text, stale_schemas
 from mcore_compat.pipeline.collect import collect as collect_checks
@@ -255,7 +255,8 @@ def inventory(
     project = Project.find(root)
     target = project.inventory
     matrix = matrix_of(project)
-    old = load_inventory(target) if target.is_file() else None
+    first = None if subject_of(project, None).is_fused else UNDECLARED  # an ordinary suite counts nothing
+    old = load_inventory(target) if target.is_file() else first
     origin = source or project.reports / "latest"
     executed = _collected(project) if collect else _executed(origin)
     launches = None if collect or origin.is_file() else _launches(origin)
