@@ -18,6 +18,8 @@ from support.models.packed import Rows
 from support.models.partition_mode import partition_mode_known
 from support.models.release import features
 from support.ranks.megatron_fsdp import megatron_fsdp_job
+from support.ranks.moe import EXPERTS, moe_steps, whole_moe_step
+from support.ranks.moe_plan import plan_steps, whole_plan_step
 from support.ranks.parallel import pipeline_step, tensor_parallel_step, whole_model_step
 from support.ranks.sharded import Layout
 from support.ranks.sharded_jobs import step_and_training_job, step_job
@@ -33,6 +35,8 @@ SHARDED = {
     "root": (BASE, Layout(head="root")),
     "tied": (replace(BASE, tied=True), Layout(head="root", embedding=False)),
 }
+# Layouts of a model of experts: sizes, and data-parallel ranks. Pipeline stages with experts over ranks need four GPUs.
+EXPERT_LAYOUTS = {"ep2": ({"ep": 2}, 2), "tp2-ep2": ({"tp": 2, "ep": 2}, 1)}
 # Filled by jobs of one rank's parallelism, read by the pipelined ones that must start from the same parameters.
 _states = {}
 
@@ -45,6 +49,25 @@ def _whole(tied, mtp):
 
 def _pipeline(tied, mtp, mode):
     return pipeline_step(replace(BASE, tied=tied, mtp=mtp, pp=2), mode, _states[tied, mtp])
+
+
+def _experts(tied, **sizes):
+    return replace(BASE, tied=tied, experts=EXPERTS, sequence_parallel=sizes.get("tp", 1) > 1, **sizes)
+
+
+def _whole_experts(step, tied, data_ranks):
+    result = step(_experts(tied), data_ranks)
+    _states[step, tied, data_ranks] = result["state"]
+    return result
+
+
+def _experts_over_ranks(name, tied):
+    sizes, data_ranks = EXPERT_LAYOUTS[name]
+    return moe_steps(_experts(tied, **sizes), MODES, _states[whole_moe_step, tied, data_ranks])
+
+
+def _plan_over_ranks(tied):
+    return plan_steps(_experts(tied, ep=2), MODES, _states[whole_plan_step, tied, 2])
 
 
 def _context(cp, mode, tied, cp_layout):
@@ -139,4 +162,11 @@ def jobs():
     if "megatron_fsdp" in features():
         for tied in flags:
             listed[f"megatron-fsdp-{tied}"] = (one, megatron_fsdp_job, (replace(BASE, tied=tied), "optim_grads_params"))
+    for tied, (name, (sizes, data_ranks)) in itertools.product(flags, EXPERT_LAYOUTS.items()):
+        listed[f"experts1-{tied}-{data_ranks}"] = (one, _whole_experts, (whole_moe_step, tied, data_ranks))
+        listed[f"experts-{name}-{tied}"] = (one | sizes, _experts_over_ranks, (name, tied))
+    if "schedule_plan" in features():
+        for tied in flags:
+            listed[f"plan1-{tied}"] = (one, _whole_experts, (whole_plan_step, tied, 2))
+            listed[f"plan-ep2-{tied}"] = (one | {"ep": 2}, _plan_over_ranks, (tied,))
     return listed

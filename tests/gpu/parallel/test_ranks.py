@@ -7,6 +7,8 @@ unfused model on one rank: both sides round every layer, so they agree to some r
 
 import pytest
 import torch
+from rank_jobs import EXPERT_LAYOUTS
+from support.ranks.moe import gathered
 
 pytestmark = pytest.mark.needs("call", "patch", "legacy", "factories")
 
@@ -217,3 +219,40 @@ def test_megatron_fsdp(ranks, on_the_kernel, tied):
         assert result["auto"]["curve"] == result["legacy"]["curve"]
         for mode in ("stock", "auto"):
             assert result[mode]["curve"] == pytest.approx(result["whole"]["curve"], rel=1e-4), f"{mode} on rank {rank}"
+
+
+def _same_gradients_as_one_rank(results, single, what):
+    found, drift = gathered(results)
+    assert drift <= CLOSE[""], f"{what}: replicas on tensor-parallel ranks differ by {drift:.3g}"
+    assert found.keys() == single["gradients"].keys()
+    for name, expected in single["gradients"].items():
+        _close(found[name], expected, f"{what}: {name}", CLOSE[""])
+
+
+@TIED
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+def test_experts(ranks, on_the_kernel, layout, tied):
+    """Expert parallelism alone, and with tensor and sequence parallelism: stock on one rank, and both modes alike."""
+    single, found = ranks(f"experts1-{tied}-{EXPERT_LAYOUTS[layout][1]}")[0], ranks(f"experts-{layout}-{tied}")
+    on_the_kernel(found)
+    assert (single["tokens"] > 0).all(), "every expert must have tokens"
+    for mode in ("auto", "legacy"):
+        results = [result[mode] for result in found]
+        for result in results:
+            for name in ("log_probs", "entropy"):
+                _close(result[name], single[name][result["rows"]], f"{mode}: {name}", CLOSE[""])
+        _same_gradients_as_one_rank(results, single, mode)
+
+
+@pytest.mark.since("schedule_plan")
+@TIED
+def test_the_schedule_plan_run_whole(ranks, on_the_kernel, tied):
+    """Two micro-batches through the 1F1B plan, on streams of their own, with experts over both ranks."""
+    single, found = ranks(f"plan1-{tied}")[0], ranks(f"plan-ep2-{tied}")
+    on_the_kernel(found)
+    for mode in ("auto", "legacy"):
+        results = [result[mode] for result in found]
+        for result in results:
+            for actual, expected in zip(result["outputs"], single["outputs"], strict=True):
+                _close(actual, expected[:, result["rows"]], f"{mode}: outputs", CLOSE[""])
+        _same_gradients_as_one_rank(results, single, mode)

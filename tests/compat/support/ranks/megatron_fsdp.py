@@ -10,6 +10,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from support.models import DEVICE, Shape, build
+from support.ranks.gradient_accumulation import accumulation_extension
 from support.ranks.sharded import MODES, batches, loss_of, mesh_of_this_device, outputs, own_rank
 from support.ranks.sharded_jobs import STEPS, whole_training
 from support.subjects import load_subject, patched
@@ -45,6 +46,20 @@ def _on_this_host(adapter):
         torch.cuda.current_device = current
 
 
+@contextlib.contextmanager
+def _accumulation_allowed(adapter):
+    """With gradient accumulation fusion the adapter wants a Transformer Engine of 2.10, whose layers are not used here.
+
+    Megatron's own layers take the buffer that the wrapper hands out (``tensor_parallel/layers.py``, ``get_main_grad``).
+    """
+    asked = getattr(adapter, "is_te_min_version", None)
+    adapter.is_te_min_version = lambda *_, **__: True
+    try:
+        yield
+    finally:
+        adapter.is_te_min_version = asked
+
+
 def megatron_fsdp(model: torch.nn.Module, strategy: str) -> torch.nn.Module:
     """Megatron's own wrapper around a model."""
     adapter = importlib.import_module(f"{_PACKAGE}.mcore_fsdp_adapter")
@@ -58,7 +73,7 @@ def megatron_fsdp(model: torch.nn.Module, strategy: str) -> torch.nn.Module:
         gradient_reduce_div_fusion=False,  # gloo cannot scale while it sums
     )
     device = DEVICE if DEVICE.type == "cpu" else torch.device("cuda", torch.cuda.current_device())
-    with _on_this_host(adapter):
+    with _on_this_host(adapter), _accumulation_allowed(adapter):
         return adapter.FullyShardedDataParallel(model.config, config, model, device=device)
 
 
@@ -75,8 +90,8 @@ def _descend(chain):
     chain.module.install_optimized_model_weights()
 
 
-def _training(subject, shape, strategy, mode):
-    model = build(shape)
+def _training(subject, shape, strategy, mode, **config):
+    model = build(shape, **config)
     batch, chain, curve = batches(shape)[own_rank()], megatron_fsdp(model, strategy), []
     for _ in range(STEPS):
         chain.zero_grad_buffer()
@@ -92,6 +107,14 @@ def megatron_fsdp_job(shape: Shape, strategy: str):
     """Losses of five SGD steps on this rank's batch, of the whole model and of each mode under the wrapper."""
     subject = load_subject()
     found = {mode: _training(subject, shape, strategy, mode) for mode in MODES}
+    return found | {"whole": {"curve": whole_training(shape)}}
+
+
+def accumulating_fsdp_job(shape: Shape, strategy: str):
+    """The same with weight gradients that every layer adds to the wrapper's buffer by itself."""
+    subject = load_subject()
+    with accumulation_extension():
+        found = {mode: _training(subject, shape, strategy, mode, gradient_accumulation_fusion=True) for mode in MODES}
     return found | {"whole": {"curve": whole_training(shape)}}
 
 
