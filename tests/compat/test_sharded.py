@@ -166,7 +166,7 @@ def test_five_steps_under_megatron_fsdp(tied, strategy):
             assert found[mode]["curve"] == pytest.approx(found["whole"]["curve"], rel=1e-5), f"{mode} on rank {rank}"
 
 
-@pytest.mark.since("megatron_fsdp")
+@pytest.mark.since("megatron_fsdp_accumulation")
 @pytest.mark.needs("main_grad")
 @pytest.mark.parametrize(
     ("strategy", "tied"), [("optim_grads", False), ("optim_grads_params", False), ("optim_grads_params", True)]

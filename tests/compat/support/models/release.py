@@ -28,6 +28,10 @@ def features() -> frozenset[str]:
         found.add("router_padding_mask")
     if _has_megatron_fsdp():
         found.add("megatron_fsdp")
+        # Before 0.17 the wrapper says nothing about weight gradients that the layers add to its buffers themselves.
+        adapter = find_spec("megatron.core.distributed.fsdp.mcore_fsdp_adapter")
+        if "gradient_accumulation_fusion" in Path(adapter.origin).read_text():
+            found.add("megatron_fsdp_accumulation")
     return frozenset(found)
 
 
