@@ -13,6 +13,7 @@ from mcore_compat.cli import releases as releases_commands
 from mcore_compat.cli import usage as usage_commands
 from mcore_compat.cli.bisect import bisect
 from mcore_compat.cli.here import here
+from mcore_compat.cli.init import init
 from mcore_compat.errors import McoreCompatError
 from mcore_compat.verdicts import ExitCode
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 run.register(app)
 gate.register(app)
 app.command()(bisect)

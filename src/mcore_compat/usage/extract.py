@@ -14,7 +14,7 @@ from mcore_compat.usage.sources import AdopterSource
 from mcore_compat.usage.values import Evaluator, Own, Ref, Value
 from mcore_compat.usage.visitor import UseVisitor
 
-__all__ = ["Extracted", "extract_uses"]
+__all__ = ["Extracted", "extract_uses", "module_name"]
 
 _ROOT = "megatron"
 
@@ -58,7 +58,7 @@ class _Project:
     def __init__(self, source: AdopterSource) -> None:
         self.source = source
         self.unread: list[str] = []
-        names = {_module_name(path): path for path in source.paths if _module_name(path)}
+        names = {module_name(path): path for path in source.paths if module_name(path)}
         self.own = frozenset(names)
         # A package that contains part of the megatron namespace owns that part of it.
         self.own_upstream = tuple(
@@ -114,7 +114,7 @@ class _Project:
         return _Module(path, name, tree, scopes, Evaluator(scopes, self.external))
 
 
-def _module_name(path: str) -> str:
+def module_name(path: str) -> str:
     """Dotted name under which a file is imported: ``src/`` and folders above the package are not part of it."""
     parts = PurePosixPath(path).with_suffix("").parts
     if parts and parts[-1] == "__init__":

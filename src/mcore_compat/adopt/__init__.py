@@ -1,0 +1,1 @@
+"""First steps of another project: what its repository says of Megatron, and the files that judge it."""
