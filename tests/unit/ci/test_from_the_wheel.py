@@ -1,6 +1,7 @@
 """The built wheel alone, in an empty folder: what reads sources needs no checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -79,3 +80,18 @@ def test_another_project_is_planned_without_a_checkout(site, tmp_path):
     )
     done = call(site, folder, "plan")
     assert (done.returncode, [line.split()[0] for line in done.stdout.splitlines()]) == (0, ["0.17.1", "0.18.2"])
+
+
+def test_the_example_goes_from_zero_to_a_finding(site, tmp_path):
+    """``init`` twice, ``plan``, and ``check`` against a release that breaks it; what runs cells is not tried here."""
+    shutil.copytree(ROOT / "examples" / "downstream", tmp_path / "acme-rl")
+    first, second = (call(site, tmp_path / "acme-rl", "init") for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert "0.17.1, 0.18.2, 0.19.2" in first.stdout
+    assert "written" not in second.stdout
+    plan = call(site, tmp_path / "acme-rl", "plan")
+    assert [line.split()[0] for line in plan.stdout.splitlines()] == ["0.17.1", "0.18.2", "0.19.2"], plan.stderr
+    check = call(site, tmp_path / "acme-rl", "check", ".", "--against", "0.18.2,0.19.2", "--pin", "0.18.2")
+    assert check.returncode == 1, check.stdout + check.stderr
+    assert "0.18.2 (reference): fine" in check.stdout
+    assert "src/acme_rl/metrics.py:21: silent" in check.stdout
