@@ -28,9 +28,9 @@ def features() -> frozenset[str]:
         found.add("router_padding_mask")
     if _has_megatron_fsdp():
         found.add("megatron_fsdp")
-        # Before 0.17 the wrapper says nothing about weight gradients that the layers add to its buffers themselves.
-        adapter = find_spec("megatron.core.distributed.fsdp.mcore_fsdp_adapter")
-        if "gradient_accumulation_fusion" in Path(adapter.origin).read_text():
+        # From 0.18 on the hooks of the wrapper say what becomes of gradients that layers add to its buffers themselves.
+        wrapper = Path(find_spec("megatron.core.distributed.fsdp").origin).parent / "src/megatron_fsdp/megatron_fsdp.py"
+        if "gradient accumulation is fused" in wrapper.read_text():
             found.add("megatron_fsdp_accumulation")
     return frozenset(found)
 
