@@ -54,6 +54,13 @@ class Tracker:
 """
 
 
+@pytest.fixture(autouse=True)
+def _committed_data(monkeypatch):
+    """The data of this checkout, also if the modules come from a copy of them."""
+    for user in ("cli.init", "contract.rules.classes", "project"):
+        monkeypatch.setattr(f"mcore_compat.{user}.packaged_data", lambda: ROOT / "compat_matrix")
+
+
 def repository(root, dependencies='["megatron-core>=0.16,<0.19"]', more="", name="acme-rl"):
     files = {
         "pyproject.toml": f'[project]\nname = "{name}"\nversion = "1"\ndependencies = {dependencies}\n{more}',
