@@ -9,10 +9,13 @@ import harness_builders as build
 from mcore_compat.matrix.cells import load_matrix
 from mcore_compat.provision import uv_environment as provision
 from mcore_compat.provision.recipe import recipe_of
+from mcore_compat.records import ProjectWheel
 from mcore_compat.subjects.published import PEERS
 
 ROOT = Path(__file__).parents[3]
 ALONE = ({"spec": "verl==0.9.1", "reason": "its own patch is under test"},)
+
+OWN = provision._Installed(ProjectWheel("mcore-compat", "1.0", "0" * 64, None, Path("mcore_compat.whl")))
 
 
 class _Uv:
@@ -40,14 +43,14 @@ def test_they_are_part_of_the_recipe():
 def test_a_recipe_without_any_is_what_it_was():
     """The identity over the fields that there were before: no environment is made anew for nothing."""
     plain = _recipe()
-    fields = {name: value for name, value in plain.__dict__.items() if name != "without_dependencies"}
+    fields = {name: value for name, value in plain.__dict__.items() if name not in {"without_dependencies", "package"}}
     text = json.dumps({**fields, "generation": 1}, sort_keys=True, separators=(",", ":"))
     assert plain.identity == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_they_come_after_the_others_by_hash_and_by_themselves(tmp_path):
     uv = _Uv()
-    provision._create(_recipe(without_dependencies=ALONE), tmp_path / "cell", uv, Path("python3"))
+    provision._create(_recipe(without_dependencies=ALONE), tmp_path / "cell", uv, Path("python3"), OWN)
     *_, compiled, installed = uv.calls
     for words in (compiled, installed):
         assert {"--no-deps", "--only-binary"} <= set(words)
@@ -55,7 +58,7 @@ def test_they_come_after_the_others_by_hash_and_by_themselves(tmp_path):
     assert (tmp_path / "cell" / "alone.in").read_text() == "verl==0.9.1\n"
     assert (tmp_path / "cell" / "lock.txt").read_text() == "of requirements.in\nof alone.in\n"
     plain = _Uv()
-    provision._create(_recipe(), tmp_path / "plain", plain, Path("python3"))
+    provision._create(_recipe(), tmp_path / "plain", plain, Path("python3"), OWN)
     assert len(plain.calls) == len(uv.calls) - 2
     assert not any("--no-deps" in words for words in plain.calls)
 
